@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v2", "deepseek_v3", "bloom"])
 def test_preempted_sequences_of_families_with_another_attention_get_the_same_tokens(
     family: str, tmp_path: Path
 ) -> None:

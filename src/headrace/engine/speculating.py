@@ -56,6 +56,10 @@ def _refuse_unsupported(config: EngineConfig, speculative: SpeculativeConfig, sp
                 f"speculative decoding is not supported with {name}={size}: ranks take one token of a decoding "
                 f"sequence in a step; leave out one of them"
             )
+    if speculative.num_layers is not None and spec.num_cache_layers < spec.num_layers:
+        raise ConfigError(
+            "speculative_config's method='early_exit' is not supported where layers share keys and values"
+        )
     if speculative.num_layers is not None and speculative.num_layers >= spec.num_layers:
         raise ConfigError(
             f"speculative_config's num_layers={speculative.num_layers} must be less than the model's "

@@ -14,6 +14,8 @@ from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
+from headrace.models.head import PoolerHead
+from headrace.models.latent import LatentAttention
 from headrace.models.layers import Attention, Mlp, Norm
 from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
@@ -22,7 +24,7 @@ from headrace.models.spec import ModelSpec
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None
-    attention: Attention
+    attention: Attention | LatentAttention
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp: Mlp | Mixture
@@ -40,16 +42,30 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Norm | None  # None: a later stage of a pipeline has it, and the head
     head_norm: Norm | None  # `norm` with the logit scale, where the model has one
-    head: ops.PackedLinear | None  # [V, H]; the embedding table itself when they are tied
+    head: ops.PackedLinear | None  # [V, H]; the embedding table itself when they are tied; None: it does not sample
     max_len: int  # positions in the rotary tables
     num_bytes: int  # of the weights
     num_bytes_read: int = 0  # from files, to load them
     group: TensorGroup | None = None  # the ranks that the layers are divided over
     stages: StageLink | None = None  # the stages before and after this one
+    pooler_head: PoolerHead | None = None  # of a pooling model, after pooling
 
     @property
     def is_last_stage(self) -> bool:
-        return self.head is not None
+        return self.norm is not None
+
+    def allocate_caches(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
+        """Allocates the KV cache of all layers that have one."""
+        return [self.allocate_cache(num_blocks, block_size, dtype) for _ in range(self.spec.num_cache_layers)]
+
+    def allocate_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> LayerCache:
+        """Allocates the KV cache of one layer, in the type of the weights if none is given."""
+        spec, dtype = self.spec, dtype or self.dtype
+        if spec.latent is None:
+            shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+            return ops.allocate_cache(*shape, dtype, self.device)
+        shape = (num_blocks, block_size, spec.latent.kv_rank, spec.latent.rotary_dim)
+        return ops.allocate_latent_cache(*shape, dtype, self.device)
 
     def hidden(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
@@ -66,16 +82,16 @@ class Decoder:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed = _normed(x, residual, layer.attention_norm, as_fp8=layer.attention.qkv.takes_fp8)
+            normed, residual = _normed(x, residual, layer.attention_norm, layer.attention.input_linear)
             if kept is not None and layer is self.layers[-1]:
                 x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
             else:
                 x = layer.attention(normed, layout, cache)
             if layer.is_parallel:
-                x.add_(_feed(layer, None, residual))
+                x.add_(_feed(layer, None, residual)[0])
                 continue
             x = _post_normed(x, layer.attention_post_norm)
-            x = _feed(layer, x, residual)
+            x, residual = _feed(layer, x, residual)
             x = _post_normed(x, layer.mlp_post_norm)
         residual = residual if x is None else residual.add_(x)
         if not self.is_last_stage:
@@ -95,22 +111,30 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> Tensor:
-    """Runs the MLP on the residual stream with x added."""
-    normed = _normed(x, residual, layer.mlp_norm, as_fp8=layer.mlp.takes_fp8)
+def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs the MLP on the residual stream with x added. Returns its output and the residual stream."""
     if isinstance(layer.mlp, Mlp):
-        return layer.mlp(normed)
+        normed, residual = _normed(x, residual, layer.mlp_norm, layer.mlp.up)
+        return layer.mlp(normed), residual
+    normed, residual = _normed(x, residual, layer.mlp_norm, None)
     assert isinstance(normed, Tensor)
-    return layer.mlp(normed)
+    return layer.mlp(normed), residual
 
 
-def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, *, as_fp8: bool) -> ops.Rows:
-    """Adds x to the residual stream and norms it, in the type that the next linear layer takes."""
+def _normed(
+    x: Tensor | None, residual: Tensor, norm: Norm | None, linear: ops.PackedLinear | None
+) -> tuple[ops.Rows, Tensor]:
+    """Adds x to the residual stream and norms it, in the form that the next linear layer takes, if there is only one.
+    Returns the rows and the residual stream."""
     if norm is None:
-        return residual if x is None else residual.add_(x)
+        residual = residual if x is None else residual.add_(x)
+        return residual, residual
+    if linear is not None and norm.bias is None and ops.takes_unnormed(linear, residual):
+        return norm.left_to_linear(x, residual)
+    as_fp8 = linear is not None and linear.takes_fp8
     if x is None:
-        return norm(residual, as_fp8=as_fp8)
-    return norm.of_sum(x, residual, as_fp8=as_fp8)
+        return norm(residual, as_fp8=as_fp8), residual
+    return norm.of_sum(x, residual, as_fp8=as_fp8), residual
 
 
 def _post_normed(x: Tensor, norm: Norm | None) -> Tensor:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.models.pooler import HeadLayer, PoolerSpec
+
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "clamped_silu", "gelu_tanh", "gelu", "relu", "relu2"]
 Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
@@ -64,13 +66,57 @@ class MixtureSpec:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Multi-head latent attention: what `latent.py` computes queries, keys and values from."""
+    """Multi-head latent attention (`latent.py`). The cache holds the latents and the part of the keys that rotates."""
 
     query_rank: int | None  # size of the query latent; None: queries are computed from the hidden state
     kv_rank: int  # size of the latent of keys and values
     still_dim: int  # dimensions of a query or key head that do not rotate; they come first
     rotary_dim: int  # those that do; all heads have the same in their keys
     value_dim: int  # of a value head
+
+    @property
+    def cache_dim(self) -> int:
+        """Elements in the cache per token and layer."""
+        return self.kv_rank + self.rotary_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3nSpec:
+    """What Gemma 3n has beside Gemma 3 (`gemma3n.py`)."""
+
+    num_streams: int  # versions of the residual stream
+    scales_corrected: bool  # the active stream is scaled where it gates a layer's input
+    input_size: int  # of the embedding that each layer gets of a token
+    input_vocab_size: int
+    low_rank: int  # of the path beside attention
+    num_shared_layers: int  # the last layers, which use keys and values of earlier ones
+    sparsities: tuple[float, ...]  # one per layer: share of the MLP's gates that become zero, about
+
+    def outer_shapes(self, hidden_size: int, num_layers: int) -> dict[str, Shape]:
+        width, square = num_layers * self.input_size, (hidden_size, hidden_size)
+        between = [f"model.altup_{way}projections.{i}" for way in ("", "unembed_") for i in range(self.num_streams - 1)]
+        return {
+            "model.embed_tokens_per_layer.weight": (self.input_vocab_size, width),
+            "model.per_layer_model_projection.weight": (width, hidden_size),
+            "model.per_layer_projection_norm.weight": (self.input_size,),
+            **{f"{name}.weight": square for name in between},
+        }
+
+    def layer_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        num_streams = self.num_streams
+        return {
+            "altup.correct_output_scale.bias": (hidden_size,),
+            "altup.correction_coefs.weight": (num_streams, num_streams),
+            "altup.prediction_coefs.weight": (num_streams**2, num_streams),
+            "altup.modality_router.weight": (num_streams, hidden_size),
+            "altup.router_norm.weight": (hidden_size,),
+            "laurel.linear_left.weight": (self.low_rank, hidden_size),
+            "laurel.linear_right.weight": (hidden_size, self.low_rank),
+            "laurel.post_laurel_norm.weight": (hidden_size,),
+            "per_layer_input_gate.weight": (self.input_size, hidden_size),
+            "per_layer_projection.weight": (hidden_size, self.input_size),
+            "post_per_layer_input_norm.weight": (hidden_size,),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +161,12 @@ class ModelSpec:
     local_rope: RopeSpec | None = None  # of the layers with a window; None: the same rope
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
     query_growth: QueryGrowth | None = None
-    latent: LatentSpec | None = None  # of multi-head latent attention; a head is what rotates and what does not
+    latent: LatentSpec | None = None  # of multi-head latent attention; a query head is what rotates and what does not
+    gemma3n: Gemma3nSpec | None = None
     num_positions: int | None = None  # learned position embeddings; None: none
     position_offset: int = 0  # so many of them come before that of the first token
+    embedding_norm: bool = False  # embeddings are normed
+    alibi_slopes: tuple[float, ...] = ()  # one per query head; empty: no ALiBi
     has_sinks: bool = False  # each query head has a learned score without a value: attention to no token
     clip_qkv: float | None = None  # queries, keys and values are clamped to this size
     embedding_scale: float | None = None
@@ -129,6 +178,12 @@ class ModelSpec:
     dtype: str = "float32"  # of the checkpoint
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    pooler: PoolerSpec | None = None  # of an embedding model or a classifier, which has no LM head; None: it generates
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether attention sees the whole text, in both directions (`EncoderSpec`)."""
+        return False
 
     @property
     def q_size(self) -> int:
@@ -157,7 +212,28 @@ class ModelSpec:
 
     @property
     def kv_elements_per_token(self) -> int:
-        return 2 * self.num_layers * self.kv_size
+        """Elements in the cache per token, of all layers."""
+        of_layer = 2 * self.kv_size if self.latent is None else self.latent.cache_dim
+        return self.num_cache_layers * of_layer
+
+    @property
+    def num_cache_layers(self) -> int:
+        """Layers with keys and values of their own; they come first."""
+        return self.num_layers - (0 if self.gemma3n is None else self.gemma3n.num_shared_layers)
+
+    def kv_source(self, layer: int) -> int | None:
+        """Returns the earlier layer whose keys and values this one uses: the last one with the same window. None: its
+        own."""
+        if layer < self.num_cache_layers:
+            return None
+        return max(i for i in range(self.num_cache_layers) if self.windows[i] == self.windows[layer])
+
+    @property
+    def attention_activations(self) -> int:
+        """Elements per token that attention reads and writes beside the cache."""
+        if self.latent is None:
+            return self.q_size + 2 * self.kv_size
+        return self.q_size + self.num_heads * (2 * self.latent.cache_dim + self.latent.kv_rank)
 
     def window_of(self, layer: int, max_len: int) -> int | None:
         """Returns the layer's window, or None if no context of up to `max_len` exceeds it."""
@@ -186,12 +262,29 @@ class ModelSpec:
     def outer_shapes(self) -> dict[str, Shape]:
         table = (self.vocab_size, self.hidden_size)
         shapes: dict[str, Shape] = {"model.embed_tokens.weight": table, **self._norm_shapes("model.norm")}
+        if self.gemma3n is not None:
+            shapes |= self.gemma3n.outer_shapes(self.hidden_size, self.num_layers)
+        if self.embedding_norm:
+            shapes |= self._norm_shapes("model.embed_norm")
         if self.num_positions is not None:
             shapes["model.embed_positions.weight"] = (self.num_positions, self.hidden_size)
+        if self.pooler is not None:
+            return shapes | self.head_shapes()
         if not self.tie_embeddings:
             shapes["lm_head.weight"] = table
         if self.head_bias:
             shapes["lm_head.bias"] = table[:1]
+        return shapes
+
+    def head_shapes(self) -> dict[str, Shape]:
+        """Returns the tensors of a pooler's head."""
+        shapes: dict[str, Shape] = {}
+        for index, layer in enumerate(() if self.pooler is None else self.pooler.layers):
+            if layer.from_tokens:
+                if not self.tie_embeddings:
+                    shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+                continue
+            shapes |= _head_layer_shapes(f"head.{index}", layer)
         return shapes
 
     def layer_shapes(self, index: int) -> dict[str, Shape]:
@@ -200,6 +293,8 @@ class ModelSpec:
             shapes |= self._norm_shapes(name)
         if self.qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+        if self.gemma3n is not None:
+            shapes |= self.gemma3n.layer_shapes(self.hidden_size)
         if self.head_qk_norm:
             shapes |= {
                 "self_attn.q_norm.weight": (self.num_heads, self.head_dim),
@@ -219,6 +314,8 @@ class ModelSpec:
             shapes[f"{name}.weight"] = shape
             if has_bias:
                 shapes[f"{name}.bias"] = shape[:1]
+        if self.kv_source(index) is not None:
+            shapes = {name: s for name, s in shapes.items() if not name.startswith(("self_attn.k_", "self_attn.v_"))}
         return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
 
     @property
@@ -295,3 +392,14 @@ class ModelSpec:
             (f"{name}.gate_up_proj", (2 * mixture.expert_size, self.hidden_size), self.mlp_bias),
             (f"{name}.down_proj", (self.hidden_size, mixture.expert_size), self.mlp_bias),
         ]
+
+
+def _head_layer_shapes(name: str, layer: HeadLayer) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {f"{name}.weight": (layer.out_size, layer.in_size)}
+    if layer.has_bias:
+        shapes[f"{name}.bias"] = (layer.out_size,)
+    if layer.has_norm:
+        shapes[f"{name}.norm.weight"] = (layer.out_size,)
+    if layer.has_norm_bias:
+        shapes[f"{name}.norm.bias"] = (layer.out_size,)
+    return shapes

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.layout import StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.cpu_threads import use_threads
-from headrace.runner.draft_model import DraftModel
+from headrace.runner.draft_model import DraftModel, Proposer
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
 from headrace.runner.readouts import lay_out_readouts
 from headrace.runner.results import step_logprobs
@@ -50,11 +50,9 @@ class CpuRunner:
         decoder: Decoder,
         shape: RunnerShape,
         on_stage: OnStage = ignore_stage,
-        *,
-        draft: Decoder | None = None,
-        drafts_in_same_cache: bool = False,
+        proposer: Proposer | None = None,
     ) -> None:
-        """`draft`: proposes tokens, in the same cache if it is made of the decoder's first layers."""
+        """`proposer`: drafts tokens; None: the host does, or nobody."""
         device, dtype = decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device
@@ -63,18 +61,20 @@ class CpuRunner:
         )
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = _allocate_caches(decoder, shape)
-        self._draft = None if draft is None else self._draft_model(draft, shape, in_same_cache=drafts_in_same_cache)
+        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size)
+        self._draft = None if proposer is None else self._draft_model(proposer, shape)
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler
 
-    def _draft_model(self, draft: Decoder, shape: RunnerShape, *, in_same_cache: bool) -> DraftModel:
+    def _draft_model(self, proposer: Proposer, shape: RunnerShape) -> DraftModel:
+        decoder, shares_cache = proposer.decoder, proposer.shares_cache
+        own = None if shares_cache else decoder.allocate_caches(shape.num_blocks, shape.block_size)
         return DraftModel(
-            draft,
-            self._caches[: draft.spec.num_layers] if in_same_cache else _allocate_caches(draft, shape),
+            decoder,
+            self._caches[: decoder.spec.num_layers] if own is None else own,
             shape.max_num_batched_tokens,
-            None if in_same_cache else torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=self._device),
+            None if shares_cache else torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=self._device),
         )
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Future[StepResult]:
@@ -224,12 +224,6 @@ class CpuRunner:
         if is_unfinished.all():
             return plan.slots, plan.num_tokens, plan.samples
         return plan.slots[is_unfinished], plan.num_tokens[is_unfinished], plan.samples[is_unfinished]
-
-
-def _allocate_caches(decoder: Decoder, shape: RunnerShape) -> list[LayerCache]:
-    spec = decoder.spec
-    sizes = (shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim)
-    return [ops.allocate_cache(*sizes, decoder.dtype, decoder.device) for _ in range(spec.num_layers)]
 
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))

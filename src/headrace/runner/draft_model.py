@@ -27,6 +27,14 @@ def first_layers(decoder: Decoder, num_layers: int) -> Decoder:
 
 
 @dataclass(frozen=True, slots=True)
+class Proposer:
+    """A decoder that drafts. `shares_cache`: it is the first part of the model, with the first part of its cache."""
+
+    decoder: Decoder
+    shares_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DraftModel:
     """Drafts on a CPU. Owns how many tokens of each slot its cache holds; None: it shares the model's cache."""
 

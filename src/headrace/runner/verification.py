@@ -51,10 +51,6 @@ def drafts_by_slot(slots: IntArray, drafts: IntArray, lens: IntArray) -> DraftsB
 def kept_logprobs(logprobs: StepLogprobs, row_slots: IntArray, is_kept: BoolArray) -> StepLogprobs:
     """Those of rows whose token counts. A slot that asked for them has all of its rows in `logprobs`."""
     kept = is_kept[np.isin(row_slots, logprobs.slots)]
-    return StepLogprobs(
-        logprobs.slots[kept],
-        logprobs.chosen[kept],
-        logprobs.ranks[kept],
-        logprobs.top_ids[kept],
-        logprobs.top_values[kept],
-    )
+    columns = (logprobs.slots, logprobs.chosen, logprobs.ranks, logprobs.top_ids, logprobs.top_values)
+    named = logprobs.named_values
+    return StepLogprobs(*(column[kept] for column in columns), None if named is None else named[kept])

@@ -59,8 +59,10 @@ class Drafting:
         assert sequence is not None
         outputs = sequence.request.params.structured_outputs
         assert outputs is None or isinstance(outputs, StructuredOutputs)
-        # A matcher can go back over drafts, but the end of the reasoning before it cannot be undone.
-        self._may_draft[slot] = outputs is None or outputs.reasoning is None
+        # A matcher can go back over drafts, but the end of the reasoning before it cannot be undone; and a stop id that
+        # only the host knows would be found after the tokens that follow it.
+        is_known = slot not in self._slots.with_more_stops
+        self._may_draft[slot] = is_known and (outputs is None or outputs.reasoning is None)
         self._acceptance[slot] = FIRST_ACCEPTANCE
         self._num_misses[slot] = self._pause[slot] = 0
 
