@@ -32,6 +32,8 @@ QueuePolicy = Literal["fcfs", "priority"]
 Quantization = Literal["fp8"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 ExecutorBackend = Literal["mp", "ray"]
+ModelRunner = Literal["auto", "generate", "pooling"]
+Conversion = Literal["auto", "none", "embed", "classify"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
 
 
@@ -55,6 +57,17 @@ class EngineConfig:
         None, 'variables of the chat template, which requests may override, such as {"enable_thinking": false}'
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model")
+    runner: ModelRunner = setting(
+        "auto",
+        "what the model is for: 'generate' text, or 'pooling' (embeddings, scores, classes); default: its config",
+    )
+    convert: Conversion = setting("auto", "'embed': use a model that generates for embeddings; default: its config")
+    pooler_config: Mapping[str, Any] | None = setting(
+        None, 'how a pooling model pools, such as {"pooling_type": "MEAN", "normalize": false}; default: its own files'
+    )
+    hf_overrides: Mapping[str, Any] | None = setting(
+        None, 'keys that replace those of config.json, such as {"is_matryoshka": true}; default: none'
+    )
     load_format: LoadFormat = setting("auto", "where weights come from; 'random' needs only a config.json")
     dtype: DType = setting("auto", "type of the weights and activations")
     quantization: Quantization | None = setting(
@@ -157,10 +170,9 @@ class EngineConfig:
         for name in ("revision", "chat_template"):
             if not isinstance(value := getattr(self, name), (str, NoneType)):
                 raise ConfigError(f"{name} must be text, got {value!r}")
-        if not isinstance(self.default_chat_template_kwargs, (Mapping, NoneType)):
-            raise ConfigError(
-                f"default_chat_template_kwargs must be an object, got {self.default_chat_template_kwargs!r}"
-            )
+        for name in ("default_chat_template_kwargs", "pooler_config", "hf_overrides"):
+            if not isinstance(value := getattr(self, name), (Mapping, NoneType)):
+                raise ConfigError(f"{name} must be an object, got {value!r}")
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
@@ -185,6 +197,10 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | None
     default_chat_template_kwargs: Mapping[str, Any] | None
     revision: str | None
+    runner: ModelRunner
+    convert: Conversion
+    pooler_config: Mapping[str, Any] | None
+    hf_overrides: Mapping[str, Any] | None
     load_format: LoadFormat
     dtype: DType
     quantization: Quantization | None
@@ -216,6 +232,8 @@ class EngineOptions(TypedDict, total=False):
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "runner": get_args(ModelRunner),
+    "convert": get_args(Conversion),
     "load_format": get_args(LoadFormat),
     "dtype": get_args(DType),
     "kv_cache_dtype": get_args(KvCacheDType),

@@ -149,7 +149,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup("refused", "edit rope_scaling in the model's config.json", values="rope-scaling"),
     FlagGroup("refused", "edit rope_theta in the model's config.json", values="rope-theta"),
-    FlagGroup("refused", "edit the model's config.json", values="hf-overrides hf-config-path"),
+    FlagGroup("refused", "edit the model's config.json", values="hf-config-path"),
     FlagGroup("refused", "a sliding window is part of the model", switches="disable-sliding-window"),
     FlagGroup("refused", "give a directory that has it as --tokenizer", values="tokenizer-revision"),
     FlagGroup("ignored", "the fast tokenizer is always used", values="tokenizer-mode=auto|hf"),
@@ -204,11 +204,8 @@ GROUPS: tuple[FlagGroup, ...] = (
         lists="sleep-preserve-parameter-names",
     ),
     FlagGroup("ignored", "PyTorch's allocator is used", switches="enable-cumem-allocator enable-nccl-comm-suspend"),
-    FlagGroup(
-        "refused",
-        "every model generates, and /v1/embeddings returns its hidden states; there is no setting for it",
-        values="task=auto|generate runner=auto|generate convert=auto|none pooler-config override-pooler-config",
-    ),
+    FlagGroup("refused", "vLLM has replaced it by --runner and --convert; use these", values="task=auto"),
+    FlagGroup("refused", "vLLM has replaced it by --pooler-config; use that", values="override-pooler-config"),
     FlagGroup("ignored", "there is no late-interaction scoring", switches="enable-flash-late-interaction=true"),
     # ---- images, audio and video
     FlagGroup(

@@ -22,7 +22,7 @@ from headrace.errors import HeadraceError, RequestError
 T = TypeVar("T")
 TokenIds = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort"]
-Pooling = Literal["last", "mean"]
+Pooling = Literal["last", "mean", "cls"]
 
 _LARGEST = 2**31 - 1  # of parameters that become int32 values on the device
 NUM_DEVICE_STOPS = (
@@ -442,14 +442,19 @@ class Readout:
     """What a request wants from its prompt instead of an answer: pooled hidden states (an embedding; vLLM's pooling) or
     log-probabilities of given tokens (a score). One of the two is set."""
 
-    pooling: Pooling | None = None  # of the hidden states after the final norm: the last token's, or the mean of all
+    pooling: Pooling | None = None  # of the hidden states after the final norm: the last or first token's, or the mean
     targets: TokenIds | None = None  # tokens to score; the last one would follow the last prompt token
+    second_start: int | None = None  # where the second text of a pair starts, for models with token types
 
     def first_position(self, prompt_len: int) -> int:
         """Position of the first token whose hidden state is needed; those before may come from the prefix cache."""
         if self.targets is not None:
             return prompt_len - len(self.targets)
         return prompt_len - 1 if self.pooling == "last" else 0
+
+    def end_position(self, prompt_len: int) -> int:
+        """Position after the last token whose hidden state is needed."""
+        return 1 if self.pooling == "cls" else prompt_len
 
 
 # Requests with this priority or a higher number are background work, such as lines of batches: they use what other

@@ -295,7 +295,7 @@ def test_no_number_of_tiles_needs_a_kernel_of_its_own(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("num_programs", [1, 5, 8, 12, 40])
+@pytest.mark.parametrize("num_programs", [1, 8, 40])
 def test_any_number_of_programs_shares_the_work(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items of three and six steps on two kv heads: whole, and in two and three splits."""
     from headrace.kernels import gpu

@@ -244,7 +244,7 @@ def tensors_of(case: Case, model: PreTrainedModel) -> Tensors:
             part = stem.rpartition(".")[2]
             if case.architecture in ("llama", "granitemoe") and part in heads:
                 weight = interleave(weight, heads[part])
-            weight = weight[0] if part == "shared_expert_gate" else weight  # the converter drops dimensions of one
+            weight = weight.squeeze()  # as the converter does it
             tensors[f"{names.get_name(stem)}.{kind}"] = weight
     return tensors
 

@@ -44,16 +44,22 @@ GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
-    return _Resolver(config, spec, facts).settings()
+    return _resolver(config, spec, facts).settings()
 
 
 def resolve_here(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
     """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
     resolves for several GPUs at once.)"""
-    resolver = _Resolver(config, spec, facts)
+    resolver = _resolver(config, spec, facts)
     settings = resolver.settings()
     resolver.refuse_more_than_memory(settings)
     return settings
+
+
+def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Resolver:
+    from headrace.engine.resolve_encoder import EncoderResolver  # it extends this file's class
+
+    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts)
 
 
 class _Pace(TypedDict, total=False):
@@ -71,7 +77,7 @@ class _Memory:
     source: str  # where `allowed` comes from
 
 
-class _Resolver:
+class Resolver:
     """Decides in dependency order, and notes each value with its reason."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> None:

@@ -119,6 +119,22 @@ class StepLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where the tokens of an encoder's step are: whole texts one after the other, without padding."""
+
+    positions: Tensor  # [T] int64 on a CPU, int32 on a GPU: position of each token in its text
+    types: Tensor  # [T] the same: 1 for tokens of the second text of a pair, else 0
+    starts: Tensor  # [S + 1] int32, where each text starts, and where the last ends
+    lens: tuple[int, ...]  # of the texts
+    tiles: Tensor | None = None  # on a GPU [num_tiles, 2] int32, (text, first token) of each tile
+    tile_rows: int = 0  # tokens of a tile
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCache:
     """The KV cache of one layer. The device chooses the strides. Positions that were never written may hold anything,
     even NaN.

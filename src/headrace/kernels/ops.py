@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout, UnnormedRows
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
@@ -30,6 +30,7 @@ __all__ = [
     "allocate_cache",
     "allocate_latent_cache",
     "apply_bitmask",
+    "bidirectional_attention",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
@@ -37,6 +38,7 @@ __all__ = [
     "gated_experts",
     "gated_linear",
     "gelu",
+    "gelu_and_mul",
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "latent_attention",
@@ -50,6 +52,7 @@ __all__ = [
     "rms_norm",
     "rope_and_store",
     "rope_and_store_latent",
+    "rotate",
     "route",
     "silu_and_mul",
     "soft_cap",
@@ -305,6 +308,24 @@ def latent_attention(
     return out
 
 
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:  # [T, 3 * H * D], [T]
+    """Rotates queries and keys in place, for an encoder, which has no cache to store them in."""
+    kernels_for(qkv.device, qkv.dtype).rotate(qkv, positions, cos_sin, num_heads)
+
+
+def bidirectional_attention(
+    qkv: Tensor,  # [T, 3 * H * D]
+    layout: PackedLayout,
+    num_heads: int,
+    scale: float,
+    reach: int | None = None,
+) -> Tensor:  # [T, H * D]
+    """Attends from each token to all tokens of its text, or to those up to `reach` before and after it."""
+    attend = kernels_for(qkv.device, qkv.dtype).bidirectional_attention
+    out: Tensor = attend(qkv, layout, num_heads, scale, reach)
+    return out
+
+
 def silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], silu(first) * second half
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.silu_and_mul_fp8(gate_up) if as_fp8 else kernels.silu_and_mul(gate_up)
@@ -318,6 +339,13 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     return out
 
 
+def gelu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], gelu(first) * second
+    """Uses the exact GELU. Only encoders have it, and these are not quantized."""
+    assert not as_fp8
+    out: Tensor = kernels_for(gate_up.device, gate_up.dtype).gelu_and_mul(gate_up)
+    return out
+
+
 def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I]
     """Computes gate * sigmoid(1.702 * gate) * (up + 1), with gate up to 7 and up between -7 and 7."""
     kernels = kernels_for(gate_up.device, gate_up.dtype)
@@ -325,7 +353,12 @@ def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [
     return out
 
 
-_GATED = {"silu": silu_and_mul, "clamped_silu": clamped_silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+_GATED = {
+    "silu": silu_and_mul,
+    "clamped_silu": clamped_silu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "gelu": gelu_and_mul,
+}
 
 
 def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]

@@ -5,6 +5,7 @@ Sums are in float32 whatever the type of the input. T tokens, Hq and Hkv query a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout, UnnormedRows
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -362,6 +363,38 @@ def _attend(
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
 
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:
+    """Rotates queries and keys in place."""
+    heads = qkv.view(qkv.shape[0], 3 * num_heads, -1)[:, : 2 * num_heads]
+    heads.copy_(_rotate(heads, cos_sin.index_select(0, positions).unsqueeze(1)))
+
+
+def bidirectional_attention(
+    qkv: Tensor,  # [T, 3 * H * D]
+    layout: PackedLayout,
+    num_heads: int,
+    scale: float,
+    reach: int | None = None,
+) -> Tensor:  # [T, H * D]
+    """Attends from each token to all tokens of its text, or to those up to `reach` before and after it. Texts of the
+    same length that follow each other are computed together."""
+    head_dim = qkv.shape[1] // (3 * num_heads)
+    out = qkv.new_empty(qkv.shape[0], num_heads * head_dim)
+    start = 0
+    for text_len, group in itertools.groupby(layout.lens):
+        end = start + text_len * len(list(group))
+        sides = qkv[start:end].view(-1, text_len, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)  # [3, n, H, L, D]
+        q, k, v = sides.unbind(0)
+        is_seen = None
+        if reach is not None and reach < text_len - 1:
+            places = torch.arange(text_len, device=qkv.device)
+            is_seen = (places[:, None] - places).abs() <= reach
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=scale)  # [n, H, L, D]
+        out[start:end] = mixed.transpose(1, 2).reshape(end - start, -1)
+        start = end
+    return out
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -370,6 +403,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate).mul_(up)
 
 
 def clamped_silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]

@@ -14,6 +14,7 @@ from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
+from headrace.models.head import PoolerHead
 from headrace.models.latent import LatentAttention
 from headrace.models.layers import Attention, Mlp, Norm
 from headrace.models.mixture import Mixture
@@ -41,16 +42,17 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Norm | None  # None: a later stage of a pipeline has it, and the head
     head_norm: Norm | None  # `norm` with the logit scale, where the model has one
-    head: ops.PackedLinear | None  # [V, H]; the embedding table itself when they are tied
+    head: ops.PackedLinear | None  # [V, H]; the embedding table itself when they are tied; None: it does not sample
     max_len: int  # positions in the rotary tables
     num_bytes: int  # of the weights
     num_bytes_read: int = 0  # from files, to load them
     group: TensorGroup | None = None  # the ranks that the layers are divided over
     stages: StageLink | None = None  # the stages before and after this one
+    pooler_head: PoolerHead | None = None  # of a pooling model, after pooling
 
     @property
     def is_last_stage(self) -> bool:
-        return self.head is not None
+        return self.norm is not None
 
     def allocate_caches(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
         """Allocates the KV cache of all layers that have one."""

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.models.pooler import HeadLayer, PoolerSpec
+
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "clamped_silu", "gelu_tanh", "gelu", "relu", "relu2"]
 Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
@@ -176,6 +178,12 @@ class ModelSpec:
     dtype: str = "float32"  # of the checkpoint
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    pooler: PoolerSpec | None = None  # of an embedding model or a classifier, which has no LM head; None: it generates
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether attention sees the whole text, in both directions (`EncoderSpec`)."""
+        return False
 
     @property
     def q_size(self) -> int:
@@ -260,10 +268,23 @@ class ModelSpec:
             shapes |= self._norm_shapes("model.embed_norm")
         if self.num_positions is not None:
             shapes["model.embed_positions.weight"] = (self.num_positions, self.hidden_size)
+        if self.pooler is not None:
+            return shapes | self.head_shapes()
         if not self.tie_embeddings:
             shapes["lm_head.weight"] = table
         if self.head_bias:
             shapes["lm_head.bias"] = table[:1]
+        return shapes
+
+    def head_shapes(self) -> dict[str, Shape]:
+        """Returns the tensors of a pooler's head."""
+        shapes: dict[str, Shape] = {}
+        for index, layer in enumerate(() if self.pooler is None else self.pooler.layers):
+            if layer.from_tokens:
+                if not self.tie_embeddings:
+                    shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+                continue
+            shapes |= _head_layer_shapes(f"head.{index}", layer)
         return shapes
 
     def layer_shapes(self, index: int) -> dict[str, Shape]:
@@ -371,3 +392,14 @@ class ModelSpec:
             (f"{name}.gate_up_proj", (2 * mixture.expert_size, self.hidden_size), self.mlp_bias),
             (f"{name}.down_proj", (self.hidden_size, mixture.expert_size), self.mlp_bias),
         ]
+
+
+def _head_layer_shapes(name: str, layer: HeadLayer) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {f"{name}.weight": (layer.out_size, layer.in_size)}
+    if layer.has_bias:
+        shapes[f"{name}.bias"] = (layer.out_size,)
+    if layer.has_norm:
+        shapes[f"{name}.norm.weight"] = (layer.out_size,)
+    if layer.has_norm_bias:
+        shapes[f"{name}.norm.bias"] = (layer.out_size,)
+    return shapes

@@ -49,6 +49,8 @@ class Stored:
 
 
 AS_NAMED = Stored()
+IMAGES = r"(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\..*"  # weights of multimodal models
+TEXT_MODEL = Stored(prefix="language_model.", leftovers=IMAGES)  # of multimodal models
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,8 @@ def _find_part(
     if match is None:
         stem, _, kind = name.rpartition(".")
         theirs = stored.names.get(stem, stem)
-        their_name = (
-            f"{prefix}{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
-        )
+        is_outside = stem == "lm_head" or (stem.startswith("head.") and not theirs.startswith("model."))
+        their_name = f"{prefix}{theirs}.{kind}" if is_outside else f"{root}{theirs.removeprefix('model.')}.{kind}"
         return StoredPart(their_name, 0, shapes[name][0], shapes[name][0])
     index, stem, kind = match.groups()
     expert = _EXPERT.search(stem)

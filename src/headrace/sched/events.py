@@ -117,6 +117,5 @@ def _readout(sequence: Sequence) -> Values | None:
     values = [readout_result.values for readout_result in sequence.readout_results]
     if readout.targets is not None:
         return np.concatenate(values, dtype=np.float64)
-    num_tokens = sequence.prompt_len - readout.first_position(sequence.prompt_len)
-    total: Values = np.sum(values, axis=0, dtype=np.float64)
-    return total / num_tokens
+    mean: Values = np.sum(values, axis=0, dtype=np.float64)
+    return mean

@@ -362,6 +362,7 @@ class Scheduler:
             params=sequence.request.params,
             stop_token_ids=sequence.stop_token_ids,
             num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
+            second_start=None if sequence.request.readout is None else sequence.request.readout.second_start,
         )
 
     # ---- leaving

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,10 +88,15 @@ def abort_a_wait(rank: int, store: Path, num_gpus: int) -> int:
     return 0
 
 
-def on_ranks(function: Callable[..., int], directory: Path, num_gpus: int) -> list[int]:
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Executor]:
     with ProcessPoolExecutor(SIZE, multiprocessing.get_context("spawn")) as pool:
-        given = {"store": directory / "store", "num_gpus": num_gpus}
-        return list(pool.map(partial(function, **given), range(SIZE), timeout=100))
+        yield pool
+
+
+def on_ranks(processes: Executor, function: Callable[..., int], **given: Any) -> list[int]:
+    """Both ranks run at the same time: each waits for the other when it connects."""
+    return list(processes.map(partial(function, **given), range(SIZE), timeout=100))
 
 
 each_number_of_gpus = pytest.mark.parametrize("num_gpus", [1, pytest.param(2, marks=pytest.mark.multi_gpu)])
@@ -98,10 +104,12 @@ each_number_of_gpus = pytest.mark.parametrize("num_gpus", [1, pytest.param(2, ma
 
 @each_number_of_gpus
 @pytest.mark.parametrize("count", [count_wrong_sums, count_wrong_sums_in_a_graph])
-def test_all_ranks_get_the_same_sums(count: Callable[..., int], num_gpus: int, tmp_path: Path) -> None:
-    assert on_ranks(count, tmp_path, num_gpus) == [0, 0]
+def test_all_ranks_get_the_same_sums(
+    count: Callable[..., int], num_gpus: int, processes: Executor, tmp_path: Path
+) -> None:
+    assert on_ranks(processes, count, store=tmp_path / "store", num_gpus=num_gpus) == [0, 0]
 
 
 @each_number_of_gpus
-def test_a_sum_that_waits_for_another_rank_can_be_ended(num_gpus: int, tmp_path: Path) -> None:
-    assert on_ranks(abort_a_wait, tmp_path, num_gpus) == [0, 0]
+def test_a_sum_that_waits_for_another_rank_can_be_ended(num_gpus: int, processes: Executor, tmp_path: Path) -> None:
+    assert on_ranks(processes, abort_a_wait, store=tmp_path / "store", num_gpus=num_gpus) == [0, 0]

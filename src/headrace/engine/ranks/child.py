@@ -223,13 +223,15 @@ def _gpu_memory(start: wire.Start) -> tuple[int, int]:
 def _load(start: wire.Start) -> Decoder:
     from headrace.dist.collectives import connect
     from headrace.engine import runners
-    from headrace.models import open_checkpoint
+    from headrace.engine.start import open_model
+    from headrace.models import Decoder
 
-    config = start.config
-    checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
+    checkpoint = open_model(start.config)
     groups = connect(start.mesh, start.rendezvous, "nccl" if start.backend == "nccl" else "gloo")
-    groups = runners.with_small_sums(groups, config, start.settings)
-    return runners.load_decoder(checkpoint, start.settings, ignore_stage, groups)
+    groups = runners.with_small_sums(groups, start.config, start.settings)
+    decoder = runners.load_model(checkpoint, start.settings, ignore_stage, groups)
+    assert isinstance(decoder, Decoder), "an encoder has one rank"
+    return decoder
 
 
 def main(argv: list[str]) -> int:

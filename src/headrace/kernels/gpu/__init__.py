@@ -4,6 +4,7 @@
     decode_attention.py     decode: one query token per sequence; long contexts are split over programs
     shared_attention.py     prefixes that several decoding sequences share, read once for all of them
     prefill_attention.py    fresh prefills and prefill continuations, read from the paged cache
+    bidirectional_attention.py   attention of encoders: whole texts, packed, no cache
     flash.py, gather_kv.py  FlashAttention-3 for prefills, where it is installed
     latent.py               multi-head latent attention: decodes and prefills over a cache of latents
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
@@ -38,6 +39,7 @@ from headrace.kernels.gpu.activation import (
     soft_cap,
 )
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
+from headrace.kernels.gpu.bidirectional_attention import bidirectional_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
 from headrace.kernels.gpu.experts import (
     experts_of_few_tokens,
@@ -59,9 +61,9 @@ from headrace.kernels.gpu.norms import (
     rms_norm,
     rms_norm_fp8,
 )
-from headrace.kernels.gpu.rope import rope_and_store
+from headrace.kernels.gpu.rope import rope_and_store, rotate
 from headrace.kernels.gpu.routing import route
-from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
+from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_and_mul, gelu_tanh, relu, relu2
 
 __all__ = [
     "add_layer_norm",
@@ -71,6 +73,7 @@ __all__ = [
     "allocate_cache",
     "allocate_latent_cache",
     "apply_bitmask",
+    "bidirectional_attention",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
     "experts_of_few_tokens",
@@ -78,6 +81,7 @@ __all__ = [
     "gated_experts",
     "gated_linear",
     "gelu",
+    "gelu_and_mul",
     "gelu_fp8",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -98,6 +102,7 @@ __all__ = [
     "rms_norm_fp8",
     "rope_and_store",
     "rope_and_store_latent",
+    "rotate",
     "route",
     "silu_and_mul",
     "silu_and_mul_fp8",

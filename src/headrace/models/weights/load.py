@@ -28,6 +28,7 @@ from headrace.models.embeddings import (
     QuantizedEmbeddings,
     ScaledEmbeddings,
 )
+from headrace.models.head import HeadLinear, PoolerHead
 from headrace.models.latent import LatentAttention, rotary_order
 from headrace.models.layers import Attention, HeadNorms, Mlp, Norm, QueryKeyNorms, WideNorms
 from headrace.models.mixture import Mixture
@@ -38,15 +39,18 @@ from headrace.models.parallel import (
     VocabularyParallelEmbeddings,
     VocabularyParallelHead,
 )
+from headrace.models.pooler import HeadLayer
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
 from headrace.models.spec import LatentSpec, ModelSpec, RopeSpec, Shape
 from headrace.models.weights.gemma3n import as_gemma3n
 from headrace.models.weights.random_weights import RandomWeights
-from headrace.models.weights.source import ShardedSource, WeightSource, check_tensors
+from headrace.models.weights.source import ShardedSource, Slice, WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
+# By default Python's mappings are shared, and memory that is shared gets no huge pages.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _EMBEDDINGS = "model.embed_tokens.weight"
 _ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
 _ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
@@ -74,12 +78,12 @@ def load_decoder(
     `progress` is called with the bytes loaded so far, and their total. With a `group` or `stages`, only this rank's
     part is read, and the decoder's spec has its sizes."""
     device = torch.device(device)
-    source = _source(checkpoint, load_format, seed)
+    source = weight_source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
     shards = Shards(checkpoint.spec, _mesh(group, stages))
     spec = shards.spec
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
-    tables = _cos_sin_tables(spec, max_len, device)
+    tables = cos_sin_tables(spec, max_len, device)
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
     if source.file_reader is not None:
         # Without values, to announce what will be read, and in which order.
@@ -109,6 +113,7 @@ def load_decoder(
         norm=norm,
         head_norm=None if norm is None else _scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
+        pooler_head=None if norm is None else pooler_head(reader, spec),
         num_bytes=reader.num_bytes,
         num_bytes_read=source.num_bytes_read,
     )
@@ -155,7 +160,7 @@ def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
     max_len = min(max_len, spec.max_model_len)
     if max_len == decoder.max_len:
         return decoder
-    tables = _cos_sin_tables(spec, max_len, device)
+    tables = cos_sin_tables(spec, max_len, device)
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
 
     def resized(index: int, layer: Layer) -> Layer:
@@ -172,7 +177,7 @@ def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
     return replace(decoder, layers=tuple(itertools.starmap(resized, enumerate(decoder.layers))), max_len=max_len)
 
 
-def _cos_sin_tables(spec: ModelSpec, max_len: int, device: torch.device) -> dict[RopeSpec, Tensor]:
+def cos_sin_tables(spec: ModelSpec, max_len: int, device: torch.device) -> dict[RopeSpec, Tensor]:
     """One table for each kind of rope that the layers have. Of latent attention only what rotates is a head."""
     head_dim = spec.head_dim if spec.latent is None else spec.latent.rotary_dim
     return {
@@ -181,7 +186,7 @@ def _cos_sin_tables(spec: ModelSpec, max_len: int, device: torch.device) -> dict
     }
 
 
-def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource:
+def weight_source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource:
     if load_format == "random":
         return RandomWeights(checkpoint.spec, seed=seed)
     if checkpoint.weights is None:
@@ -208,7 +213,7 @@ def _own_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings | None, ops.
     stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu and is_first else None
     table: Tensor | None = None
     head: ops.PackedLinear | None = None
-    if is_last:
+    if is_last and spec.pooler is None:
         bias = reader.tensor("lm_head.bias") if spec.head_bias else None
         weight = reader.tensor(_EMBEDDINGS if spec.tie_embeddings else "lm_head.weight")
         table = weight if spec.tie_embeddings else None
@@ -218,6 +223,36 @@ def _own_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings | None, ops.
     if stored is not None:
         return QuantizedEmbeddings(stored, spec.hidden_size), head
     return DenseEmbeddings(reader.tensor(_EMBEDDINGS) if table is None else table), head
+
+
+def pooler_head(reader: _Reader, spec: ModelSpec) -> PoolerHead | None:
+    """Returns the head of a pooling model; None: what it pools is its output."""
+    if spec.pooler is None or not spec.pooler.layers:
+        return None
+    layers = [_head_linear(reader, spec, f"head.{i}", layer) for i, layer in enumerate(spec.pooler.layers)]
+    return PoolerHead(tuple(layers))
+
+
+def _head_linear(reader: _Reader, spec: ModelSpec, name: str, layer: HeadLayer) -> HeadLinear:
+    if layer.from_tokens:
+        first, second = (_head_row(reader, spec, token) for token in layer.from_tokens)
+        return HeadLinear(second - first, None, layer.activation)
+    return HeadLinear(
+        reader.float32(f"{name}.weight"),
+        reader.float32(f"{name}.bias") if layer.has_bias else None,
+        layer.activation,
+        reader.float32(f"{name}.norm.weight") if layer.has_norm else None,
+        reader.float32(f"{name}.norm.bias") if layer.has_norm_bias else None,
+        spec.norm_eps,
+    )
+
+
+def _head_row(reader: _Reader, spec: ModelSpec, token: int) -> Tensor:  # [1, H] float32
+    """Returns the LM head's row for a token."""
+    row = torch.empty(1, spec.hidden_size, dtype=torch.float32, device=reader.device)
+    name = _EMBEDDINGS if spec.tie_embeddings else "lm_head.weight"
+    reader.source.source.fill(name, row, Slice(range(token, token + 1)))
+    return row
 
 
 def _positions(reader: _Reader, spec: ModelSpec) -> Tensor | None:
@@ -524,8 +559,11 @@ def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < _MAPPED_FROM_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
-    mapping = mmap.mmap(-1, num_bytes)
+    mapping = mmap.mmap(-1, num_bytes, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # the kernel has no huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=dtype).view(shape)
+
+
+WeightReader = _Reader  # of the encoder's weights too

@@ -123,8 +123,10 @@ def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> No
 
 
 def _is_harmless(name: str, spec: ModelSpec) -> bool:
-    """Accepts rotary tables that old checkpoints contain, and a second copy of tied embeddings."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and spec.tie_embeddings)
+    """Accepts rotary tables that old checkpoints contain, a second copy of tied embeddings, and an LM head that a
+    pooling model does not use."""
+    has_other_head = spec.tie_embeddings or spec.pooler is not None
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and has_other_head)
 
 
 def _listed(names: list[str]) -> str:

@@ -8,8 +8,10 @@ from msgspec import Struct
 
 
 class InvocationRequest(Struct, kw_only=True):
-    """The body of a chat, a completion or an embedding; this is only what tells them apart."""
+    """The body of a chat, a completion, an embedding or a score; this is only what tells them apart."""
 
     messages: list[Any] | None = None
     prompt: str | list[Any] | None = None
     input: str | list[Any] | None = None
+    query: str | None = None
+    text_1: str | list[Any] | None = None

@@ -106,6 +106,7 @@ class GpuRunner:
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * max_size, dtype=torch.int32, pin_memory=True)
+        self._no_results = torch.empty(2, 0, dtype=torch.int32, device=device)
         self._slot_numbers = torch.empty(_RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
             decoder,
@@ -322,7 +323,9 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _capture_graphs(self, on_stage: OnStage) -> None:
-        numbers, total = count(1), self._prefill_graphs.num_graphs + self._decode_graphs.num_graphs
+        decodes = self._decoder.spec.pooler is None
+        num_decode_graphs = self._decode_graphs.num_graphs if decodes else 0
+        numbers, total = count(1), self._prefill_graphs.num_graphs + num_decode_graphs
 
         def captured() -> None:
             on_stage("capture", next(numbers), total)
@@ -332,6 +335,9 @@ class GpuRunner:
         capture = Capture(pool, self._device, self._decoder.group, is_stage=is_stage)
         sample = self._sample_decoded if self._decoder.is_last_stage else None
         self._prefill_graphs.warm_up(padding_slot)
+        if not decodes:
+            self._prefill_graphs.capture(capture, padding_slot, captured)
+            return
         self._decode_graphs.warm_up(self._forward_decode, sample, self._device)
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
@@ -365,11 +371,12 @@ class GpuRunner:
             layout, token_ids = self._layouts.of_step(plan, order, upload)
             outputs = self._compute(plan, token_ids, layout, upload.get(places[2]).long(), ends, spans)
         slots, num_tokens, _, sampling_slots = (upload.get(place) for place in places)
-        if not self._decoder.is_last_stage:
-            self._slots.advance(slots, num_tokens)
-            return self._passed_on(plan)
-        logits = self._decoder.logits(outputs.last_hidden)
         self._slots.advance(slots, num_tokens)
+        if not self._decoder.is_last_stage:
+            return self._passed_on(plan)
+        if not len(sampling):
+            return self._ticket(plan, self._no_results, None, outputs)
+        logits = self._decoder.logits(outputs.last_hidden)
         if self._sampler.is_plain(plan.slots[sampling]):
             has_filters = self._sampler.has_filters(plan.slots[sampling])
             results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)

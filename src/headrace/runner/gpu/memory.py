@@ -24,8 +24,8 @@ def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
     hidden = decoder.hidden(
         torch.zeros(num_tokens, dtype=torch.int32, device=device), *one_prompt_step(decoder, num_tokens)
     )
-    last = hidden  # of a stage without a head
-    for _ in range(2 if decoder.is_last_stage else 0):  # a graph keeps logits of its own
+    last = hidden  # of a stage without a head, or of a pooling model
+    for _ in range(0 if decoder.head is None else 2):  # a graph keeps logits of its own
         last = decoder.logits(hidden[:1].expand(num_seqs, -1).contiguous())
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before + last.nbytes

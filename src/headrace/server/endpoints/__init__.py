@@ -1,8 +1,8 @@
 """The endpoints: one module each, and the list of their routes.
 
-- `chat`, `chat_batch`, `completions`, `responses`, `messages`, `embeddings`: the endpoints that run the model. They
-  share `generation` (from the queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search),
-  `deadline` (time limits).
+- `chat`, `chat_batch`, `completions`, `responses`, `messages`, `embeddings`, `scoring`: the endpoints that run the
+  model. They share `generation` (from the queue to the stream of answers), `prompting` (tokenizing), `beams` (beam
+  search), `deadline` (time limits), `pooled` (embeddings, classes and scores).
 - `response_events`, `background`, `stored_responses`: streamed responses, those without a client, and stored ones.
 - `files`, `batches`: the Batch API; see `headrace.server.batch`.
 - `sagemaker`: the routes that Amazon SageMaker calls. `sleep`: the engine's memory freed and taken again.
@@ -23,7 +23,13 @@ from headrace.anthropic.schema import CountTokensRequest, MessagesRequest
 from headrace.openai.schema.batches import BatchRequest
 from headrace.openai.schema.chat import ChatBatchRequest, ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.openai.schema.embeddings import EmbeddingRequest
+from headrace.openai.schema.embeddings import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from headrace.openai.schema.invocations import InvocationRequest
 from headrace.openai.schema.profile import StartProfileRequest, StopProfileRequest
 from headrace.openai.schema.responses import ResponsesRequest
@@ -45,6 +51,7 @@ from headrace.server.endpoints import (
     profile,
     responses,
     sagemaker,
+    scoring,
     server_info,
     sleep,
     status,
@@ -140,11 +147,49 @@ ROUTES: tuple[Route, ...] = (
         body=EmbeddingRequest,
         generates=True,
     ),
+    *(
+        Route(
+            path=path,
+            method="POST",
+            handler=scoring.create_ranking,
+            summary="Documents in the order of their relevance for a query",
+            body=RerankRequest,
+            generates=True,
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(
+        Route(
+            path=path,
+            method="POST",
+            handler=scoring.create_scores,
+            summary="How relevant texts are for others",
+            body=ScoreRequest,
+            generates=True,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    Route(
+        path="/classify",
+        method="POST",
+        handler=embeddings.create_classification,
+        summary="The probability of each label of a classifier",
+        body=ClassifyRequest,
+        generates=True,
+    ),
+    Route(
+        path="/pooling",
+        method="POST",
+        handler=embeddings.create_pooling,
+        summary="What a pooling model makes of prompts: embeddings, or the outputs of a classifier",
+        body=PoolingRequest,
+        generates=True,
+    ),
     Route(
         path="/invocations",
         method="POST",
         handler=sagemaker.invoke,
-        summary="A chat, a completion or embeddings, by the fields of the body; for Amazon SageMaker",
+        summary="A chat, a completion, embeddings or scores, by the fields of the body; for Amazon SageMaker",
         body=InvocationRequest,
         generates=True,
     ),

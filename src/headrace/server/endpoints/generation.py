@@ -13,8 +13,10 @@ from typing import Protocol, TypeVar
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
+from headrace.engine.checks import NOT_GENERATIVE
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
+from headrace.errors import RequestError
 from headrace.monitor.times import RequestMeter
 from headrace.openai.answer_format import NO_PARSERS, AnswerUse, read_answer_use
 from headrace.openai.errors import bad_request, not_supported
@@ -51,7 +53,10 @@ def includes_running_usage(options: StreamOptions | None, services: Services) ->
     )
 
 
-def check_model(services: Services, name: str | None) -> None:
+def check_model(services: Services, name: str | None, *, generates: bool = True) -> None:
+    """Refuse the name of another model, and, for a request that `generates` text, a model that does not."""
+    if generates and services.engine.spec.pooler is not None:
+        raise RequestError(NOT_GENERATIVE, param="model", code="unsupported_model")
     if name is not None and name not in services.model_names:
         known = " and ".join(map(repr, services.model_names))
         raise ApiError(
