@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
-from headrace.engine.runners import load_decoder
+from headrace.engine.runners import load_model
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
@@ -55,4 +55,8 @@ def check_tokenizer(config: EngineConfig, draft: Checkpoint, tokenizer: Tokenize
 
 def load_draft(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage = ignore_stage) -> Decoder:
     """Load the weights of a draft model, in the engine's dtype."""
-    return load_decoder(checkpoint, replace(settings, quantization=None), on_stage)
+    from headrace.models import Decoder  # imports torch
+
+    draft = load_model(checkpoint, replace(settings, quantization=None), on_stage)
+    assert isinstance(draft, Decoder)
+    return draft
