@@ -80,12 +80,12 @@ class RayNodes:
         actors, self._actors = self._actors, []
         for actor in actors:
             self._ignoring_errors(partial(self._ray.kill, actor))
-        self._ignoring_errors(lambda: self._ray.util.remove_placement_group(self._group))
+        self._ignoring_errors(partial(self._ray.util.remove_placement_group, self._group))
         if self._is_ours:
             self._is_ours = False
             self._ray.shutdown()
 
-    def _ignoring_errors(self, call: Callable[[], None]) -> None:
+    def _ignoring_errors(self, call: Callable[[], Any]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001  of ray: it has gone, or the connection has
