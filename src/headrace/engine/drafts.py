@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
-from headrace.engine.runners import load_decoder
+from headrace.engine.runners import load_model
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
@@ -31,6 +31,8 @@ def open_draft(config: EngineConfig, spec: ModelSpec, on_stage: OnStage = ignore
     checkpoint = open_checkpoint(
         speculative.model, revision=speculative.revision, load_format=config.load_format, progress=progress
     )
+    if checkpoint.spec.is_encoder:
+        raise ConfigError(f"the draft model {speculative.model!r} is an encoder, which generates nothing")
     if checkpoint.spec.vocab_size != spec.vocab_size:
         raise ConfigError(
             f"the draft model {speculative.model!r} has {checkpoint.spec.vocab_size:,} tokens, and the model "
@@ -55,4 +57,8 @@ def check_tokenizer(config: EngineConfig, draft: Checkpoint, tokenizer: Tokenize
 
 def load_draft(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage = ignore_stage) -> Decoder:
     """Load the weights of a draft model, in the engine's dtype."""
-    return load_decoder(checkpoint, replace(settings, quantization=None), on_stage)
+    from headrace.models.decoder import Decoder
+
+    draft = load_model(checkpoint, replace(settings, quantization=None), on_stage)
+    assert isinstance(draft, Decoder)
+    return draft

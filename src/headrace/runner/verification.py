@@ -51,6 +51,11 @@ def drafts_by_slot(slots: IntArray, drafts: IntArray, lens: IntArray) -> DraftsB
 def kept_logprobs(logprobs: StepLogprobs, row_slots: IntArray, is_kept: BoolArray) -> StepLogprobs:
     """Those of rows whose token counts. A slot that asked for them has all of its rows in `logprobs`."""
     kept = is_kept[np.isin(row_slots, logprobs.slots)]
-    columns = (logprobs.slots, logprobs.chosen, logprobs.ranks, logprobs.top_ids, logprobs.top_values)
-    named = logprobs.named_values
-    return StepLogprobs(*(column[kept] for column in columns), None if named is None else named[kept])
+    return StepLogprobs(
+        slots=logprobs.slots[kept],
+        chosen=logprobs.chosen[kept],
+        ranks=logprobs.ranks[kept],
+        top_ids=logprobs.top_ids[kept],
+        top_values=logprobs.top_values[kept],
+        named_values=None if logprobs.named_values is None else logprobs.named_values[kept],
+    )

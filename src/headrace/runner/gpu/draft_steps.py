@@ -52,8 +52,11 @@ class DraftSteps:
         host_lens = self.next_positions[rows] + offsets + 1
         sampled = self._sample(graph.logits[: len(rows)], rows, host_lens, placed)
         columns = self.sampler.columns
+        slots, first_rows, num_rows = (upload.get(place) for place in places)
         results = self.slots.accept(
-            *(upload.get(place) for place in places),
+            slots,
+            first_rows,
+            num_rows,
             sampled.tokens,
             torch.where(sampled.finished == BROKEN, sampled.finished, 0),
             end_len=columns["end_len"],
