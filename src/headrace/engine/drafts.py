@@ -31,6 +31,8 @@ def open_draft(config: EngineConfig, spec: ModelSpec, on_stage: OnStage = ignore
     checkpoint = open_checkpoint(
         speculative.model, revision=speculative.revision, load_format=config.load_format, progress=progress
     )
+    if checkpoint.spec.is_encoder:
+        raise ConfigError(f"the draft model {speculative.model!r} is an encoder, which generates nothing")
     if checkpoint.spec.vocab_size != spec.vocab_size:
         raise ConfigError(
             f"the draft model {speculative.model!r} has {checkpoint.spec.vocab_size:,} tokens, and the model "
@@ -55,7 +57,7 @@ def check_tokenizer(config: EngineConfig, draft: Checkpoint, tokenizer: Tokenize
 
 def load_draft(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage = ignore_stage) -> Decoder:
     """Load the weights of a draft model, in the engine's dtype."""
-    from headrace.models import Decoder  # imports torch
+    from headrace.models.decoder import Decoder
 
     draft = load_model(checkpoint, replace(settings, quantization=None), on_stage)
     assert isinstance(draft, Decoder)
