@@ -4,6 +4,7 @@
     vectors.py      SIMD registers and instructions for numba
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads
+    recurrent.py    causal convolutions and recurrent states, in PyTorch
     linear.py       GEMMs with weights that MKL packed at load
     norms.py, activation.py, bitmask.py   elementwise operations
     sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
@@ -26,6 +27,7 @@ from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
+from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
 from headrace.kernels.reference import (  # noqa: E402
     clamped_silu_and_mul,
@@ -45,9 +47,12 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "apply_bitmask",
+    "causal_conv",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
+    "gated_delta_rule",
+    "gated_norm",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -61,6 +66,7 @@ __all__ = [
     "rope_and_store",
     "route",
     "sample",
+    "selective_scan",
     "silu_and_mul",
     "soft_cap",
     "warm_up",

@@ -8,6 +8,7 @@
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts
+    causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
     fp8.py                  FP8 quantization and scaled GEMMs
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
@@ -34,8 +35,11 @@ from headrace.kernels.gpu.activation import (
 )
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
+from headrace.kernels.gpu.causal_conv import causal_conv
+from headrace.kernels.gpu.delta_rule import gated_delta_rule
 from headrace.kernels.gpu.experts import pack_experts
 from headrace.kernels.gpu.fp8 import pack_linear, quantize_rows
+from headrace.kernels.gpu.gated_norm import gated_norm
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
     add_layer_norm_fp8,
@@ -48,6 +52,7 @@ from headrace.kernels.gpu.norms import (
 )
 from headrace.kernels.gpu.rope import rope_and_store
 from headrace.kernels.gpu.routing import route
+from headrace.kernels.gpu.selective_scan import selective_scan
 from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
 
 __all__ = [
@@ -57,8 +62,11 @@ __all__ = [
     "add_rms_norm_fp8",
     "allocate_cache",
     "apply_bitmask",
+    "causal_conv",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
+    "gated_delta_rule",
+    "gated_norm",
     "gelu",
     "gelu_fp8",
     "gelu_tanh",
@@ -79,6 +87,7 @@ __all__ = [
     "rms_norm_fp8",
     "rope_and_store",
     "route",
+    "selective_scan",
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",
