@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
+from headrace.runner.caches import allocate_caches
 from tests import seeds
 from tests.tolerances import assert_logits
 
@@ -319,11 +320,20 @@ class PagedRun:
         self.done = [0] * len(texts)
         self.logits: list[list[Tensor]] = [[] for _ in texts]
         self.tables = order[: len(texts) * MAX_BLOCKS].view(len(texts), MAX_BLOCKS).int()
-        shape = (NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, torch.device("cpu"))
-        self.caches = [ops.allocate_cache(*shape) for _ in range(spec.num_layers)]
+        self.caches = allocate_caches(
+            spec,
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            num_slots=len(texts),
+            dtype=decoder.dtype,
+            device=torch.device("cpu"),
+        )
         for cache in self.caches:
-            cache.keys.fill_(float("nan"))
-            cache.values.fill_(float("nan"))
+            state = cache.state
+            parts = [cache.keys, cache.values, *(() if state is None else (state.conv, state.matrices))]
+            for part in parts:
+                if part is not None:
+                    part.fill_(float("nan"))
 
     def step(self, step: Step) -> None:
         pieces = [torch.arange(self.done[row], self.done[row] + count) for row, count in step]

@@ -60,6 +60,7 @@ class Settings:
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
     min_free_slots_to_start: int = 1  # see SchedulerLimits
+    has_recurrent_state: bool = False  # see SchedulerLimits
 
     @property
     def num_ranks(self) -> int:
@@ -107,4 +108,5 @@ class Settings:
             full_step_tokens=self.full_step_tokens,
             min_free_slots_to_start=self.min_free_slots_to_start,
             num_stages=self.pipeline_parallel_size,
+            has_recurrent_state=self.has_recurrent_state,
         )

@@ -14,20 +14,21 @@ from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
-from headrace.models.layers import Attention, Mlp, Norm
+from headrace.models.layers import Mlp, Norm
+from headrace.models.mixer import Mixer
 from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Norm | None
-    attention: Attention
+    attention_norm: Norm | None  # before the mixer
+    mixer: Mixer | None  # attention in most models; None: the layer is only an MLP
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: Mlp | Mixture
+    mlp: Mlp | Mixture | None  # None: the layer is only a mixer
     mlp_post_norm: Norm | None
-    is_parallel: bool  # the MLP reads what attention reads
+    is_parallel: bool  # the MLP reads what the mixer reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,15 @@ class Decoder:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed = _normed(x, residual, layer.attention_norm, as_fp8=layer.attention.qkv.takes_fp8)
-            if kept is not None and layer is self.layers[-1]:
-                x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
-            else:
-                x = layer.attention(normed, layout, cache)
-            if layer.is_parallel:
-                x.add_(_feed(layer, None, residual))
-                continue
-            x = _post_normed(x, layer.attention_post_norm)
-            x = _feed(layer, x, residual)
-            x = _post_normed(x, layer.mlp_post_norm)
+            last = kept if layer is self.layers[-1] else None
+            if layer.mixer is not None:
+                normed = _normed(x, residual, layer.attention_norm, as_fp8=layer.mixer.takes_fp8)
+                x = layer.mixer(normed, layout, cache, last)
+            elif last is not None:
+                x = None if x is None else x[last]
+            residual = residual if last is None else residual[last]
+            if layer.mlp is not None:
+                x = _feed_after(layer, layer.mlp, x, residual)
         residual = residual if x is None else residual.add_(x)
         if not self.is_last_stage:
             assert self.stages is not None
@@ -95,13 +94,22 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> Tensor:
+def _feed_after(layer: Layer, mlp: Mlp | Mixture, x: Tensor | None, residual: Tensor) -> Tensor:
+    """Returns what the MLP adds to the residual stream, given what the mixer adds to it."""
+    if layer.is_parallel:
+        assert x is not None
+        return x.add_(_feed(mlp, layer.mlp_norm, None, residual))
+    x = None if x is None else _post_normed(x, layer.attention_post_norm)
+    return _post_normed(_feed(mlp, layer.mlp_norm, x, residual), layer.mlp_post_norm)
+
+
+def _feed(mlp: Mlp | Mixture, norm: Norm | None, x: Tensor | None, residual: Tensor) -> Tensor:
     """Runs the MLP on the residual stream with x added."""
-    normed = _normed(x, residual, layer.mlp_norm, as_fp8=layer.mlp.takes_fp8)
-    if isinstance(layer.mlp, Mlp):
-        return layer.mlp(normed)
+    normed = _normed(x, residual, norm, as_fp8=mlp.takes_fp8)
+    if isinstance(mlp, Mlp):
+        return mlp(normed)
     assert isinstance(normed, Tensor)
-    return layer.mlp(normed)
+    return mlp(normed)
 
 
 def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, *, as_fp8: bool) -> ops.Rows:

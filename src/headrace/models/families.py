@@ -9,6 +9,7 @@ from headrace.errors import UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Family
 from headrace.models.family_rows_dense import DENSE, QKV
+from headrace.models.family_rows_hybrids import HYBRIDS
 from headrace.models.family_rows_mixtures import EXPERT_COUNTS, MIXTRAL_NAMES, MIXTURES
 from headrace.models.stored_tensors import Stored
 
@@ -595,7 +596,7 @@ _FAMILIES = (
     ),
 )
 
-FAMILIES: tuple[Family, ...] = (*_FAMILIES, *DENSE, *MIXTURES)
+FAMILIES: tuple[Family, ...] = (*_FAMILIES, *DENSE, *MIXTURES, *HYBRIDS)
 
 _UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"
 # Keys of config.json that tell why a model is not supported, the first reason that applies.
@@ -609,7 +610,7 @@ _REASONS = {
         "hybrid_override_pattern",
         "rescale_every",
         "conv_L_cache",
-    ): ": it has recurrent layers, which are not supported yet",
+    ): ": it has recurrent layers of a kind that Headrace does not know",
     ("index_topk",): ": it has sparse attention, which is not supported yet",
     ("kv_lora_rank",): ": it has multi-head latent attention in a model of a kind that Headrace does not know",
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): _UNKNOWN_MIXTURE,

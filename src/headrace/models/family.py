@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from headrace.models.spec import Activation, LatentSpec, MixtureSpec, QueryGrowth
+from headrace.models.recurrent_specs import RecurrentSpec
+from headrace.models.spec import Activation, LatentSpec, MixerKind, MixtureSpec, QueryGrowth
 from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -41,6 +42,11 @@ class Traits(TypedDict, total=False):
     query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
     latent: LatentSpec
+    recurrent: RecurrentSpec
+    mixers: tuple[MixerKind, ...]
+    has_single_blocks: bool
+    gates_attention: bool
+    weight_scales: tuple[tuple[str, float], ...]
     num_positions: int
     position_offset: int
     embedding_scale: float

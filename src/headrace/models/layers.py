@@ -13,7 +13,7 @@ from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
 GATED = {"silu": ops.silu_and_mul, "clamped_silu": ops.clamped_silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
-_PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
+PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,10 @@ class Attention:
     wide_norms: QueryKeyNorms | None  # norms with weights of all heads
     cos_sin: Tensor  # [max_len, D] float32, shared by all layers with the same rope
     query_scales: Tensor | None  # [max_len] float32, factors of the queries at each position
+    hidden_size: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     scale: float
     window: int | None
     slides: bool  # the window slides with the token; else the context is chunked
@@ -94,9 +96,21 @@ class Attention:
     eps: float
     clip: float | None = None  # queries, keys and values are clamped to this size
     sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
+    gate: ops.PackedLinear | None = None  # [Hq * D, H], the output is multiplied by its sigmoid
+
+    @property
+    def takes_fp8(self) -> bool:
+        return self.qkv.takes_fp8 and (self.gate is None or self.gate.takes_fp8)
+
+    @property
+    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
+        """Its GEMMs, each with the width of its input."""
+        inputs = [self.qkv] if self.gate is None else [self.qkv, self.gate]
+        return (*((linear, self.hidden_size) for linear in inputs), (self.output, self.num_heads * self.head_dim))
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
+        gate = None if self.gate is None else self.gate(x)
         qkv = self.qkv(x)
         if self.wide_norms is not None:
             self.wide_norms(qkv)
@@ -118,6 +132,8 @@ class Attention:
         mixed = ops.paged_attention(
             q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides, sinks=self.sinks
         )
+        if gate is not None:
+            mixed = mixed.mul_(gate.sigmoid_())
         return self.output(mixed if kept is None else mixed[kept])
 
 
@@ -133,5 +149,5 @@ class Mlp:
         return self.up.takes_fp8
 
     def __call__(self, x: Rows) -> Tensor:  # [T, H]
-        activate = (GATED if self.is_gated else _PLAIN)[self.activation]
+        activate = (GATED if self.is_gated else PLAIN)[self.activation]
         return self.down(activate(self.up(x), as_fp8=self.down.takes_fp8))

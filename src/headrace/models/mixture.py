@@ -18,27 +18,28 @@ from torch import Tensor
 from headrace.dist.collectives import TensorGroup
 from headrace.dist.mesh import Span
 from headrace.kernels import ops
-from headrace.models.layers import GATED, Mlp
+from headrace.models.layers import GATED, PLAIN, Mlp
 from headrace.models.spec import Activation, Routing
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
     router: ops.PackedLinear  # [experts of all ranks, H]
-    up: ops.PackedExperts  # [E, 2 * I, H], the gate before it
+    up: ops.PackedExperts  # [E, I, H], or with a gate before it [E, 2 * I, H]
     down: ops.PackedExperts  # [E, H, I]
     shared: Mlp | None
     num_chosen: int  # experts per token
     routing: Routing
     weighs_input: bool  # a route's weight scales the expert's input, not its output
     activation: Activation
+    is_gated: bool = True
     correction: Tensor | None = None  # [E] float32, added to the scores by which experts are chosen
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
     shared_gate: ops.PackedLinear | None = None  # [1, H]
     num_groups: int = 1  # of experts
     num_groups_chosen: int = 1
-    up_bias: Tensor | None = None  # [E, 2 * I]
+    up_bias: Tensor | None = None  # [E, I] or [E, 2 * I]
     down_bias: Tensor | None = None  # [E, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
@@ -61,10 +62,11 @@ class Mixture:
         if self.experts is not None:
             routes = routes_to(self.experts, routes)
         # The first GEMM is linear: scaling its output is scaling its input.
-        wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
+        wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, I or 2 * I]
         if self.up_bias is not None:
             wide += self.up_bias[_experts_of(routes)]
-        narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
+        activate = (GATED if self.is_gated else PLAIN)[self.activation]
+        narrow = activate(wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
         if self.down_bias is not None:
             out += (self.down_bias[_experts_of(routes)] * routes.weights[:, None]).to(out.dtype)

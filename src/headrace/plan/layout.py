@@ -56,6 +56,7 @@ def _possible(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> Iterator[L
             is_wanted = settings.tensor_parallel_size in (None, tensor)
             is_wanted &= settings.pipeline_parallel_size in (None, pipeline)
             is_possible = divides(shape, tensor) and tensor <= gpu.gpus_per_node and pipeline <= shape.num_layers
+            is_possible &= not shape.state_bytes or tensor * pipeline == 1  # recurrent states are not divided yet
             is_usual = settings.pipeline_parallel_size is not None or _has_use_for(pipeline, tensor, shape, gpu)
             if is_wanted and is_possible and is_usual:
                 yield Layout(total // (tensor * pipeline), tensor, pipeline)
@@ -99,6 +100,11 @@ def reason(chosen: Layout, shape: ModelShape, gpu: Gpu, *, min_gpus: int, is_for
 
 
 def _no_layout(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> str:
+    if shape.state_bytes:
+        return (
+            f"{shape.name} has layers with a recurrent state, which are not divided over ranks yet; leave "
+            "tensor_parallel_size and pipeline_parallel_size at 1"
+        )
     sizes = ", ".join(str(n) for n in range(1, gpu.gpus_per_node + 1) if divides(shape, n))
     return (
         f"no layout of {settings.num_gpus} GPUs: {shape.num_heads} query and {shape.num_kv_heads} key-value heads "

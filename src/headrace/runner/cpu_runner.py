@@ -17,6 +17,7 @@ from headrace.kernels import ops
 from headrace.kernels.layout import StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
+from headrace.runner.caches import allocate_caches
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
 from headrace.runner.readouts import lay_out_readouts
@@ -41,7 +42,7 @@ _RANGES = {  # names of a profile's ranges, by method
 
 
 class CpuRunner:
-    """Owns the tensors: weights, KV cache, slots. Only its own thread touches them."""
+    """Owns the tensors: weights, KV cache, recurrent states, slots. Only its own thread touches them."""
 
     def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
@@ -52,10 +53,14 @@ class CpuRunner:
         )
         self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = [
-            ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-            for _ in range(spec.num_layers)
-        ]
+        self._caches = allocate_caches(
+            spec,
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            num_slots=shape.max_num_seqs,
+            dtype=dtype,
+            device=device,
+        )
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler

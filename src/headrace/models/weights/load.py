@@ -23,6 +23,7 @@ from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
 from headrace.models.latent import LatentOutput, LatentProjection, latent_head_order
 from headrace.models.layers import Attention, HeadNorms, Mlp, Norm, QueryKeyNorms, WideNorms
+from headrace.models.mixer import BothMixers, Mixer
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import (
     ParallelWideNorms,
@@ -35,6 +36,7 @@ from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
 from headrace.models.spec import LatentSpec, ModelSpec, RopeSpec, Shape
+from headrace.models.weights.load_recurrent import recurrent_mixer
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, WeightSource, check_tensors
 
@@ -112,13 +114,17 @@ def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
 
     def resized(index: int, layer: Layer) -> Layer:
+        mixer = layer.mixer
+        attention = mixer.attention if isinstance(mixer, BothMixers) else mixer
+        if not isinstance(attention, Attention):
+            return layer
         attention = replace(
-            layer.attention,
+            attention,
             cos_sin=tables[spec.rope_of(index)],
             query_scales=scales if spec.grows_queries(index) else None,
             window=spec.window_of(index, max_len),
         )
-        return replace(layer, attention=attention)
+        return replace(layer, mixer=replace(mixer, attention=attention) if isinstance(mixer, BothMixers) else attention)
 
     return replace(decoder, layers=tuple(itertools.starmap(resized, enumerate(decoder.layers))), max_len=max_len)
 
@@ -194,16 +200,35 @@ def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
 def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Layer:
     prefix = f"model.layers.{reader.shards.layers.start + index}."
     attention_norm = reader.norm(prefix + "input_layernorm") if spec.pre_norms else None
-    has_norm_of_its_own = spec.pre_norms and not spec.shares_norm
+    has_norm_of_its_own = spec.pre_norms and spec.mlp_norm_name != "input_layernorm"
     return Layer(
         attention_norm=attention_norm,
-        attention=_attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales),
+        mixer=_mixer(reader, spec, index, prefix, cos_sin, query_scales),
         attention_post_norm=reader.norm(prefix + "post_attention_layernorm") if spec.post_norms else None,
         mlp_norm=reader.norm(prefix + spec.mlp_norm_name) if has_norm_of_its_own else attention_norm,
-        mlp=_mixture(reader, spec, prefix + "mlp.") if spec.has_mixture(index) else _mlp(reader, spec, prefix + "mlp."),
+        mlp=_mlp_or_mixture(reader, spec, index, prefix + "mlp."),
         mlp_post_norm=reader.norm(prefix + "post_feedforward_layernorm") if spec.post_norms else None,
         is_parallel=spec.is_parallel,
     )
+
+
+def _mixer(
+    reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor, query_scales: Tensor | None
+) -> Mixer | None:
+    recurrent = attention = None
+    if spec.recurrent is not None and spec.has_state(index):
+        recurrent = recurrent_mixer(reader, spec.recurrent, prefix + "recurrent.", eps=spec.norm_eps)
+    if spec.has_attention(index):
+        attention = _attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales)
+    if attention is not None and recurrent is not None:
+        return BothMixers(attention, recurrent)
+    return attention or recurrent
+
+
+def _mlp_or_mixture(reader: _Reader, spec: ModelSpec, index: int, prefix: str) -> Mlp | Mixture | None:
+    if spec.has_mixture(index):
+        return _mixture(reader, spec, prefix)
+    return _mlp(reader, spec, prefix) if spec.has_mlp(index) else None
 
 
 def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True) -> Mlp:
@@ -219,10 +244,10 @@ def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True)
 
 def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
     mixture = spec.mixture
-    assert mixture is not None and spec.is_gated
+    assert mixture is not None
     own = reader.shards.experts
     experts = [f"{prefix}experts.{expert}." for expert in range(own.start, own.end)]
-    before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")
+    before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")[not spec.is_gated :]
     ups = [tuple(name + part for part in before) for name in experts]
     downs: list[tuple[str, ...]] = [(name + "down_proj",) for name in experts]
     has_down_bias = spec.mlp_bias and reader.shards.has_expert_biases
@@ -240,6 +265,7 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         routing=mixture.routing,
         weighs_input=mixture.weighs_input,
         activation=spec.activation,
+        is_gated=spec.is_gated,
         correction=reader.float32(prefix + "router_correction.bias") if mixture.corrects_choice else None,
         scale=mixture.scale,
         jitter=mixture.jitter,
@@ -272,8 +298,10 @@ def _attention(
         wide_norms=_norms_of_all_heads(reader, spec, prefix),
         cos_sin=cos_sin,
         query_scales=query_scales if spec.grows_queries(index) else None,
+        hidden_size=spec.hidden_size,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
         scale=1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
         window=spec.window_of(index, len(cos_sin)),
         slides=spec.windows_slide,
@@ -281,6 +309,7 @@ def _attention(
         eps=spec.norm_eps,
         clip=spec.clip_qkv,
         sinks=reader.float32(prefix + "sinks.bias") if spec.has_sinks else None,
+        gate=reader.linear(prefix + "output_gate_proj", has_bias=spec.qkv_bias) if spec.gates_attention else None,
     )
 
 
@@ -359,6 +388,7 @@ class _Reader:
         self.num_bytes = 0
         self._spec = spec = shards.spec
         self._head_order = _head_order(spec)
+        self._scales = dict(spec.weight_scales)
         self._as_fp8 = as_fp8  # quantize the layers' matrices
         self._dtype = dtype
         self.device = device
@@ -449,8 +479,15 @@ class _Reader:
             sizes = (-1, len(self._head_order))
             heads = out.view(sizes) if "_norm." in name else out.unflatten(0, sizes)  # [heads, D, ...]
             heads.copy_(heads[:, self._head_order])
+        if self._scales and (factor := self._scales.get(_name_in_layer(name))) is not None:
+            out.mul_(factor)
         self._num_read += out.numel() * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)
+
+
+def _name_in_layer(name: str) -> str:
+    """The name without the layer's prefix."""
+    return name.split(".", maxsplit=3)[3] if name.startswith("model.layers.") else name
 
 
 def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -26,6 +26,7 @@ from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
+from headrace.runner.caches import allocate_caches
 from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.context_splits import splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
@@ -78,7 +79,8 @@ class Ticket:
 
 
 class GpuRunner:
-    """Owns weights, KV cache and slots on one GPU. The last slot and the last block are padding for graphs."""
+    """Owns weights, KV cache, recurrent states and slots on one GPU. The last slot and the last block are padding for
+    graphs."""
 
     def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
@@ -87,10 +89,15 @@ class GpuRunner:
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(num_slots)
-        self._caches = [
-            ops.allocate_cache(shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-            for _ in range(spec.num_layers)
-        ]
+        self._caches = allocate_caches(
+            spec,
+            num_blocks=shape.num_blocks + 1,
+            block_size=shape.block_size,
+            num_slots=num_slots,
+            dtype=decoder.dtype,
+            device=device,
+            kv_dtype=dtype,
+        )
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
         self._decode_graphs = DecodeGraphs(shape.max_num_seqs, enable_sharing=self._shares_prefixes)

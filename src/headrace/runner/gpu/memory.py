@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from headrace.kernels import ops
 from headrace.kernels.layout import Gathering, StepLayout
 from headrace.models.decoder import Decoder
+from headrace.runner.caches import allocate_state
 from headrace.runner.gpu.context_gather import max_gathered_tokens
 from headrace.runner.gpu.tiles import tiles_of
 
@@ -66,4 +69,8 @@ def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list
         tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)[0]).to(device, torch.int32),
         gatherings=(Gathering(0, starts, max_gathered_tokens(num_tokens, decoder.max_len), num_tokens),),
     )
-    return layout, [cache] * spec.num_layers
+    return layout, [replace(cache, state=_state_of_one(decoder, layer)) for layer in range(spec.num_layers)]
+
+
+def _state_of_one(decoder: Decoder, layer: int) -> ops.LayerState | None:
+    return allocate_state(decoder.spec, layer, num_slots=1, dtype=decoder.dtype, device=decoder.device)
