@@ -82,7 +82,7 @@ class Mamba2Spec:
         ]
 
     def vectors(self) -> dict[str, Shape]:
-        by_head = dict.fromkeys(("A_log.bias", "D.bias", "dt_bias.bias"), (self.num_heads,))
+        by_head: dict[str, Shape] = dict.fromkeys(("A_log.bias", "D.bias", "dt_bias.bias"), (self.num_heads,))
         return by_head if self.norm == "none" else by_head | {"norm.weight": (self.inner_size,)}
 
 
@@ -116,7 +116,7 @@ class GatedDeltaSpec:
         ]
 
     def vectors(self) -> dict[str, Shape]:
-        by_head = dict.fromkeys(("A_log.bias", "dt_bias.bias"), (self.num_heads,))
+        by_head: dict[str, Shape] = dict.fromkeys(("A_log.bias", "dt_bias.bias"), (self.num_heads,))
         return by_head | {"norm.weight": (self.value_dim,)}
 
 
