@@ -37,6 +37,7 @@ class SlotEntry:
     params: SamplingParams
     stop_token_ids: tuple[int, ...]
     num_prompt_logprobs: int | None = None  # if prompt log-probabilities are wanted: the number of top tokens for each
+    second_start: int | None = None  # see `types.Readout`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,9 @@ class TableWrites:
 class ReadoutChunk:
     """The part of a readout (`types.Readout`: pooling or prompt scoring) that one step computes.
 
-    It covers the slot's tokens from `first` on. Without targets the device returns the sum of their hidden states after
-    the final norm, with targets the log-probability of each target as the next token.
+    It covers the slot's tokens from `first` on. Without targets the device returns their part of the mean hidden state
+    after the final norm, put through the model's head if it has one; with targets the log-probability of each target as
+    the next token.
     """
 
     slot: int
@@ -61,6 +63,7 @@ class ReadoutChunk:
     num_tokens: int
     targets: TokenIds | None
     is_last: bool  # the sequence ends with this step
+    num_pooled: int = 1  # tokens of the mean, those of all steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class StepLogprobs:
     ranks: IntArray
     top_ids: IntArray
     top_values: npt.NDArray[np.float32]
+    named_values: npt.NDArray[np.float32] | None = None  # [Q, m] of the tokens that requests named; None: none did
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class StepPromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class ReadoutResult:
-    """The values of a `ReadoutChunk`: [H], or one value for each target."""
+    """The values of a `ReadoutChunk`: [H] or the outputs of the head, or one value for each target."""
 
     slot: int
     is_last: bool

@@ -206,8 +206,8 @@ def _flags_in(text: str) -> list[str]:
 def test_a_value_that_matches_the_behaviour_is_accepted_silently(capsys: pytest.CaptureFixture[str]) -> None:
     parsed("--tensor-parallel-size", "1", "-tp", "1", "--pipeline-parallel-size=1", "--generation-config", "vllm")
     assert capsys.readouterr().err == ""
-    assert "(only 1 is accepted)" in refused(capsys, "--nnodes", "2")
-    assert "--nnodes is refused" in refused(capsys, "--nnodes=4")
+    assert "(only 1 is accepted)" in refused(capsys, "--decode-context-parallel-size", "2")
+    assert "--decode-context-parallel-size is refused" in refused(capsys, "--decode-context-parallel-size=4")
 
 
 def test_a_switch_without_a_value_does_not_consume_the_next_argument(capsys: pytest.CaptureFixture[str]) -> None:

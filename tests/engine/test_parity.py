@@ -63,7 +63,7 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
     "family",
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name != "lfm2"))
-        for name in ("gpt_oss", "deepseek_v2", "deepseek_v3", *HYBRIDS)
+        for name in ("gpt_oss", "deepseek_v2", "deepseek_v3", "bloom", *HYBRIDS)
     ],
 )
 def test_preempted_sequences_of_families_with_another_attention_get_the_same_tokens(

@@ -51,6 +51,16 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
 }
+GEMMA3N = {
+    "num_hidden_layers": 5,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 300,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.0, 0.0],
+}
 # Short and long factors are equal: transformers switches between them as a text grows, an engine cannot.
 PHI4 = {
     "rope_parameters": {
@@ -98,6 +108,22 @@ QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size"
 def _falcon_config(*, head_dim: int, **values: Any) -> transformers.FalconConfig:
     assert head_dim * values["num_attention_heads"] == values["hidden_size"]  # it cannot be set
     return transformers.FalconConfig(**values)
+
+
+# Published configs have `rotary_dim` alone. transformers before 5.18 does not read it, and rotates whole heads.
+MINIMAX_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+
+
+def _bloom_config(**values: Any) -> transformers.BloomConfig:
+    """Its MLP has four times the width; it has no key-value heads of its own."""
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "bos_token_id", "eos_token_id")
+    return transformers.BloomConfig(**{key: values[key] for key in keys}, seq_length=values["max_position_embeddings"])
+
+
+def _mpt_config(**values: Any) -> transformers.MptConfig:
+    keys = {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    keys |= {"max_seq_len": "max_position_embeddings"} | {key: key for key in ("vocab_size", "eos_token_id")}
+    return transformers.MptConfig(**{key: values[name] for key, name in keys.items()}, attn_config={"clip_qkv": 3.0})
 
 
 def _mamba2_config(**values: Any) -> transformers.Mamba2Config:
@@ -176,6 +202,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM, {}),
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, GEMMA2),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
+    "gemma3n": (transformers.Gemma3nTextConfig, transformers.Gemma3nForCausalLM, GEMMA3N),
     "ministral3": (
         transformers.Ministral3Config,
         transformers.Ministral3ForCausalLM,
@@ -188,6 +215,13 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         transformers.FalconForCausalLM,
         {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96},
     ),
+    "falcon_rw": (
+        _falcon_config,
+        transformers.FalconForCausalLM,
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 96},
+    ),
+    "bloom": (_bloom_config, transformers.BloomForCausalLM, {}),
+    "mpt": (_mpt_config, transformers.MptForCausalLM, {}),
     "olmo": (transformers.OlmoConfig, transformers.OlmoForCausalLM, {"clip_qkv": 1.5}),
     "opt": (
         transformers.OPTConfig,
@@ -228,7 +262,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "minimax_m2": (
         transformers.MiniMaxM2Config,
         transformers.MiniMaxM2ForCausalLM,
-        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8, "rope_parameters": MINIMAX_ROPE},
     ),
     "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM, LFM2),
     "mamba2": (_mamba2_config, transformers.Mamba2ForCausalLM, {}),
@@ -260,13 +294,16 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "glm4_moe",
     "minimax_m2",
     "deepseek_v2",
-    "deepseek_v3",
     "gpt_oss",
+    "falcon_rw",
+    "gemma3n",
+    "mpt",
     "mamba2",
     "falcon_h1",
     "nemotron_h",
     "qwen3_5",
 }
+DIVIDED = [name for name in FAMILIES if name != "gemma3n"]  # those that run on several ranks
 MIXTURES = (
     "llama4",
     "mixtral",

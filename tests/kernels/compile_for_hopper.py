@@ -87,9 +87,20 @@ def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: tor
             torch.zeros((2, seqs_per_tile), dtype=torch.int32),
             torch.zeros(2, dtype=torch.int32),
         )
-        gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.1)
+        for slopes in (None, torch.zeros(num_heads)):
+            gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.1, slopes=slopes)
     starts = torch.tensor([0, 128], dtype=torch.int32)
     gather_contexts(cache, layout, Gathering(16, starts, 128, 128), BF16)
+
+
+def latents(num_heads: int, cache_dtype: torch.dtype) -> None:
+    cache = LayerCache.of_latents(torch.zeros(64, 1, 16, 512 + 64, dtype=cache_dtype), 512)
+    for num_splits in (1, 4):
+        layout = layout_of(16, num_splits)
+        q = torch.zeros(layout.num_tokens, num_heads, 512 + 64, dtype=BF16)
+        rows, cos_sin = torch.zeros(layout.num_tokens, 512 + 64, dtype=BF16), torch.zeros(256, 64)
+        gpu.rope_and_store_latent(q, rows[:, :512].contiguous(), rows[:, 512:], layout, cos_sin, cache)
+        gpu.latent_attention(q, cache, layout, 0.1)
 
 
 def elementwise() -> None:
@@ -167,6 +178,8 @@ def main() -> None:
     recurrent(8, 128, 128)
     attention(8, 2, 64, BF16)
     attention(8, 2, 128, FP8)
+    latents(16, BF16)
+    latents(128, FP8)
     sys.stdout.write(" ".join(sorted(compiled)) + "\n")
 
 

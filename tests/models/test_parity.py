@@ -17,7 +17,6 @@ from torch import Tensor
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
-from headrace.runner.caches import allocate_caches
 from tests import seeds
 from tests.tolerances import assert_logits
 
@@ -315,19 +314,12 @@ class PagedRun:
     """Feeds texts to a decoder step by step, over blocks scattered through a cache that starts as NaN."""
 
     def __init__(self, decoder: Decoder, texts: list[Tensor]) -> None:
-        spec, order = decoder.spec, torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
+        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
         self.decoder, self.texts = decoder, texts
         self.done = [0] * len(texts)
         self.logits: list[list[Tensor]] = [[] for _ in texts]
         self.tables = order[: len(texts) * MAX_BLOCKS].view(len(texts), MAX_BLOCKS).int()
-        self.caches = allocate_caches(
-            spec,
-            num_blocks=NUM_BLOCKS,
-            block_size=BLOCK_SIZE,
-            num_slots=len(texts),
-            dtype=decoder.dtype,
-            device=torch.device("cpu"),
-        )
+        self.caches = decoder.allocate_caches(NUM_BLOCKS, BLOCK_SIZE, num_slots=len(texts))
         for cache in self.caches:
             state = cache.state
             parts = [cache.keys, cache.values, *(() if state is None else (state.conv, state.matrices))]

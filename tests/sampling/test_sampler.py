@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.errors import RequestError
 from headrace.sampling import Sampled, Sampler
 from headrace.sampling.columns import Columns
 from headrace.sampling.feature import Column
 from headrace.sampling.features import FEATURES
 from headrace.sampling.min_tokens import MinTokens
 from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
-from headrace.types import MAX_STOP_TOKEN_IDS, SamplingParams
+from headrace.types import NUM_DEVICE_STOPS, SamplingParams
 
 VOCAB_SIZE = 300
 
@@ -172,11 +171,9 @@ def test_a_stop_id_outside_the_vocabulary_has_no_effect():
     assert sample(sampler, peaked(4, 7), [0, 1]).tokens.tolist() == [4, 7]
 
 
-def test_more_stop_ids_than_a_slot_holds_are_refused_with_the_numbers():
+def test_a_stop_id_that_is_given_twice_counts_once():
     sampler = Sampler(1, VOCAB_SIZE)
-    with pytest.raises(RequestError, match=rf"at most {MAX_STOP_TOKEN_IDS}.*got {MAX_STOP_TOKEN_IDS + 1}"):
-        enter_slot(sampler, 0, stops=range(MAX_STOP_TOKEN_IDS + 1))
-    enter_slot(sampler, 0, temperature=0.0, stops=[*range(MAX_STOP_TOKEN_IDS), 3, 3])  # the same twice is one
+    enter_slot(sampler, 0, temperature=0.0, stops=[3, 3, *range(NUM_DEVICE_STOPS)])
     assert sample(sampler, peaked(15), [0]).finished.tolist() == [STOPPED]
 
 
@@ -197,6 +194,25 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_of_rows_that_asked():
     torch.testing.assert_close(found.chosen, expected.gather(1, result.tokens[[0, 2], None])[:, 0])
     torch.testing.assert_close(found.top_values, expected.topk(4).values)
     assert found.top_ids.tolist() == expected.topk(4).indices.tolist()
+
+
+def test_a_row_that_names_tokens_gets_their_logprobs_in_their_order():
+    logits = torch.randn(2, VOCAB_SIZE) * 3
+    sampler = Sampler(2, VOCAB_SIZE)
+    enter_slot(sampler, 0, temperature=0.0, logprob_token_ids=[7, 2, 9])
+    enter_slot(sampler, 1, temperature=0.0, logprobs=2)
+    found = sample(sampler, logits.clone(), [0, 1]).logprobs
+    expected = logits.log_softmax(dim=1)
+    torch.testing.assert_close(found.named_values[0, :3], expected[0, [7, 2, 9]])
+    torch.testing.assert_close(found.top_values[1], expected[1].topk(2).values)
+
+
+def test_all_logprobs_are_those_of_the_whole_vocabulary():
+    logits = torch.randn(1, VOCAB_SIZE)
+    sampler = Sampler(1, VOCAB_SIZE)
+    enter_slot(sampler, 0, temperature=0.0, logprobs=-1)
+    found = sample(sampler, logits, [0]).logprobs
+    assert sorted(found.top_ids[0].tolist()) == list(range(VOCAB_SIZE))
 
 
 def test_the_rank_of_the_likeliest_is_one():

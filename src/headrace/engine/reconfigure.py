@@ -28,6 +28,10 @@ OF_THE_MODEL = (
     "chat_template",
     "default_chat_template_kwargs",
     "revision",
+    "runner",
+    "convert",
+    "pooler_config",
+    "hf_overrides",
     "load_format",
     "dtype",
     "quantization",
@@ -35,6 +39,12 @@ OF_THE_MODEL = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",
+    "disable_custom_all_reduce",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "distributed_executor_backend",
 )
 _RESOLVED = ("dtype", "quantization", "device")  # of these, the ones that may be automatic
 

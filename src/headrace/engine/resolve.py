@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
-from headrace.dist.mesh import Mesh
+from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
-from headrace.models.shards import Shards, check_divisible, check_stages
+from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
 
 GIB = 2**30
@@ -44,32 +43,26 @@ MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of
 CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in smaller blocks are copied before use
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
-# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Rough
-# figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink, and of a CPU with Gloo.
-GPU_BYTES_PER_S = 3e12
-GPU_ALL_REDUCE_S = 15e-6
-CPU_BYTES_PER_S = 1e10
-CPU_ALL_REDUCE_S = 1e-4
-MAX_WAIT_SHARE = 0.2  # of a step, for sums over the ranks; above it, a warning
-SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo and without graphs; for tests
 GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
-def may_share_gpus() -> bool:
-    return os.environ.get(SHARE_GPUS_VARIABLE) == "1"
-
-
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
-    return _Resolver(config, spec, facts).settings()
+    return _resolver(config, spec, facts).settings()
 
 
 def resolve_here(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
     """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
     resolves for several GPUs at once.)"""
-    resolver = _Resolver(config, spec, facts)
+    resolver = _resolver(config, spec, facts)
     settings = resolver.settings()
     resolver.refuse_more_than_memory(settings)
     return settings
+
+
+def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Resolver:
+    from headrace.engine.resolve_encoder import EncoderResolver  # it extends this file's class
+
+    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts)
 
 
 class _Pace(TypedDict, total=False):
@@ -87,15 +80,13 @@ class _Memory:
     source: str  # where `allowed` comes from
 
 
-class _Resolver:
+class Resolver:
     """Decides in dependency order, and notes each value with its reason."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> None:
         self._config = config
         self._spec = spec
-        self._size = config.tensor_parallel_size
-        self._num_stages = config.pipeline_parallel_size
-        self._num_ranks = self._size * self._num_stages
+        self._ranks = RankLayout(config, spec, facts, on_gpu=False)  # until `_device` says so
         self._facts = facts
         self._choices: list[Choice] = []
         self._warnings: list[str] = []
@@ -104,7 +95,8 @@ class _Resolver:
     def settings(self) -> Settings:
         config = self._config
         device = self._device()
-        self._check_ranks()
+        self._ranks = RankLayout(config, self._spec, self._facts, on_gpu=self._on_gpu)
+        self._ranks.decide(self._note, self._warnings.append)
         dtype = self._dtype()
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
@@ -120,9 +112,10 @@ class _Resolver:
             device=device,
             dtype=dtype,
             quantization=quantization,
-            tensor_parallel_size=self._size,
-            pipeline_parallel_size=self._num_stages,
+            tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
+            nnodes=config.nnodes,
             kv_dtype=kv_dtype,
             load_format=config.load_format,
             num_threads=threads.num_threads,
@@ -146,7 +139,7 @@ class _Resolver:
     def refuse_more_than_memory(self, settings: Settings) -> None:
         gpu, config = self._facts.gpu, self._config
         total = gpu.total_memory if self._on_gpu and gpu is not None else self._facts.total_memory
-        total //= self._num_ranks_per_device
+        total //= self._ranks.num_per_device
         cache, weights = settings.num_blocks * self._block_bytes(settings.kv_dtype), self._weight_bytes(settings.dtype)
         weights += self._state_bytes(settings.dtype, settings.max_num_seqs)
         if cache + weights <= total:
@@ -214,93 +207,6 @@ class _Resolver:
         self._note("device", "cuda", gpu.name)
         return "cuda"
 
-    def _check_ranks(self) -> None:
-        size, whole_experts = self._size, self._config.enable_expert_parallel
-        check_divisible(self._spec, size, evenly=self._on_gpu, whole_experts=whole_experts)
-        check_stages(self._spec, self._num_stages)
-        self._check_devices()
-        if self._num_stages > 1:
-            self._note_stages()
-        if size > 1:
-            self._note_tensor_ranks(size)
-        if whole_experts:
-            assert self._spec.mixture is not None
-            num_experts = self._shards.experts.size
-            reason = f"as set: each rank has up to {num_experts} of {self._spec.mixture.num_experts} experts of a layer"
-            self._note("enable_expert_parallel", True, reason)
-
-    def _check_devices(self) -> None:
-        sizes = {"tensor_parallel_size": self._size, "pipeline_parallel_size": self._num_stages}
-        given = " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-        num_ranks = self._num_ranks
-        if self._on_gpu and self._num_stages > 1:
-            raise ConfigError(
-                f"pipeline_parallel_size={self._num_stages} is not supported on GPUs yet: only the CPU's runner "
-                f"runs a stage; use tensor_parallel_size={num_ranks}, or device='cpu'"
-            )
-        if self._on_gpu and num_ranks > self._facts.num_gpus and num_ranks > 1 and not may_share_gpus():
-            raise ConfigError(
-                f"{given} needs {num_ranks} GPUs, one per rank, and this process may use "
-                f"{self._facts.num_gpus}; lower it, or make more GPUs visible (CUDA_VISIBLE_DEVICES)"
-            )
-        if not self._on_gpu and num_ranks > max(self._facts.num_cores, 1):
-            self._warnings.append(
-                f"{given} is more than the {self._facts.num_cores} cores that this process may use: ranks wait for "
-                "each other in every step; lower it"
-            )
-
-    def _note_stages(self) -> None:
-        spec, num_stages = self._spec, self._num_stages
-        reason = f"as set: each stage has up to {self._shards.layers.size} of {spec.num_layers} layers"
-        self._note("pipeline_parallel_size", num_stages, reason)
-
-    def _note_tensor_ranks(self, size: int) -> None:
-        heads = self._shards.heads
-        self._note(
-            "tensor_parallel_size",
-            size,
-            f"as set: each rank has up to {heads.queries.size} of {self._spec.num_heads} query heads and "
-            f"{heads.kv.size} of {self._spec.num_kv_heads} KV heads",
-        )
-        self._warn_about_ranks()
-
-    def _warn_about_ranks(self) -> None:
-        """A small model gains less from several devices than it loses by waiting for them."""
-        size = self._size
-        weights = self._spec.num_params * (2 if self._on_gpu else 4)
-        sums = 2 * self._spec.num_layers + 2
-        one_s = weights / (GPU_BYTES_PER_S if self._on_gpu else CPU_BYTES_PER_S)
-        waits_s = sums * (GPU_ALL_REDUCE_S if self._on_gpu else CPU_ALL_REDUCE_S)
-        # Ranks on one CPU share its cores and its memory, so the computation takes as long as before.
-        all_s = waits_s + (one_s / size if self._on_gpu else one_s)
-        if self._on_gpu and waits_s < MAX_WAIT_SHARE * all_s:
-            return
-        gain = f"{one_s / all_s:.1f} times as fast" if all_s < one_s else f"slower by {all_s / one_s - 1:.0%}"
-        device = "GPU" if self._on_gpu else "rank"
-        self._warnings.append(
-            f"tensor_parallel_size={size}: a decode step of this model is predicted to take {1e3 * all_s:.1f} ms on "
-            f"{size} {device}s and {1e3 * one_s:.1f} ms on one ({gain}), since {sums} sums over the ranks take "
-            f"{1e3 * waits_s:.1f} ms; "
-            + (
-                f"{size} engines with tensor_parallel_size=1 answer more requests"
-                if self._on_gpu
-                else "on one CPU it is for tests; leave it at 1"
-            )
-        )
-
-    @property
-    def _shards(self) -> Shards:
-        """Those of the first stage's first rank, which has the most layers, heads and experts."""
-        return self._shards_of(0)
-
-    def _shards_of(self, stage: int) -> Shards:
-        mesh = Mesh(0, self._size, stage, self._num_stages, self._config.enable_expert_parallel)
-        return Shards(self._spec, mesh)
-
-    @property
-    def _num_ranks_per_device(self) -> int:
-        return -(-self._num_ranks // self._facts.num_gpus) if self._on_gpu else self._num_ranks
-
     def _dtype(self) -> str:
         if self._on_gpu:
             return self._gpu_dtype()
@@ -360,7 +266,7 @@ class _Resolver:
                     f"num_threads={given} is more than the {num_cores} cores that this process may use: threads wait "
                     f"for each other in every step; set {num_cores} or less"
                 )
-        num_ranks = self._num_ranks
+        num_ranks = self._ranks.num_local
         weight_bytes = self._weight_bytes(dtype) * (1 if self._on_gpu else num_ranks)
         threads = choose_threads(self._config, self._facts, on_gpu=self._on_gpu, weight_bytes=weight_bytes)
         shared = f", {max(1, threads.num_threads // num_ranks)} for each of {num_ranks} ranks" * (num_ranks > 1)
@@ -483,11 +389,11 @@ class _Resolver:
     def _cpu_memory(self) -> _Memory:
         share, free = self._config.gpu_memory_utilization or CPU_MEMORY_SHARE, self._facts.free_memory
         source = f"{share:.0%} of {free / GIB:.1f} GiB free memory{self._over_ranks}, taken as it is used"
-        return _Memory(int(free * share) // self._num_ranks_per_device, 0, source)
+        return _Memory(int(free * share) // self._ranks.num_per_device, 0, source)
 
     @property
     def _over_ranks(self) -> str:
-        return f", over {self._num_ranks} ranks" if self._num_ranks_per_device > 1 else ""
+        return f", over {self._ranks.num_per_device} ranks" if self._ranks.num_per_device > 1 else ""
 
     def _gpu_memory(self, max_num_seqs: int) -> _Memory:
         """The share is of the whole GPU, so that the shares of several engines add up; others' memory counts."""
@@ -498,7 +404,7 @@ class _Resolver:
         source = f"{share:.0%} of {gpu.total_memory / GIB:.1f} GiB"
         if allowed == gpu.free_memory:
             source = f"the {allowed / GIB:.1f} GiB that other processes have left"
-        allowed, source = allowed // self._num_ranks_per_device, source + self._over_ranks
+        allowed, source = allowed // self._ranks.num_per_device, source + self._over_ranks
         for_steps = self._step_memory(max_num_seqs) if gpu.step_memory is None else gpu.step_memory
         return _Memory(allowed, for_steps + GPU_RUNTIME_BYTES, source)
 
@@ -548,7 +454,7 @@ class _Resolver:
                 f"{MIN_SEQ_TOKENS} tokens; the others wait or are preempted; set {max(1, in_cache):,} or less, or a "
                 "larger cache"
             )
-        allowed = self._memory(max_num_seqs).allowed
+        allowed = max(1, self._memory(max_num_seqs).allowed)
         # Two sets of logits, one row of token ids, and block numbers.
         each = (
             2 * BYTES_OF[dtype] * self._spec.vocab_size
@@ -563,13 +469,13 @@ class _Resolver:
 
     def _step_memory(self, max_num_seqs: int) -> int:
         """A first estimate, before a step is measured: the widest activations and two sets of logits."""
-        spec, num_tokens = self._shards.spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
-        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
+        spec, num_tokens = self._ranks.first_shards.spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
+        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.attention_activations)
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
 
     def _weight_bytes(self, dtype: str) -> int:
         """The weights of the rank with the most: the first stage also has the embeddings, the last one the head."""
-        return max(self._weight_bytes_of(self._shards_of(stage), dtype) for stage in {0, self._num_stages - 1})
+        return max(self._weight_bytes_of(self._ranks.shards_of(stage), dtype) for stage in self._ranks.end_stages)
 
     def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
         num_bytes = shards.num_params * BYTES_OF[dtype]
@@ -578,7 +484,7 @@ class _Resolver:
         return num_bytes
 
     def _block_bytes(self, dtype: str) -> int:
-        return self._shards.spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size
+        return self._ranks.first_shards.spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size
 
     def _max_model_len(self, num_blocks: int) -> int:
         given, own = self._config.max_model_len, self._spec.max_model_len

@@ -30,7 +30,7 @@ from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
 from headrace.engine.ranks.start import RankStart
 from headrace.engine.resolve import resolve_here
-from headrace.engine.runners import depth_of, graph_bytes, load_decoder, measure_step, start_runner
+from headrace.engine.runners import depth_of, graph_bytes, load_model, measure_step, start_runner
 from headrace.engine.settings import Settings
 from headrace.engine.shares import EngineShare, shares_here
 from headrace.engine.threads import cpus_of
@@ -47,6 +47,7 @@ from headrace.hardware import (
 )
 from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
+from headrace.models.pooling_config import PoolingChoice
 from headrace.sched import Scheduler
 from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
 from headrace.steps import Runner
@@ -54,6 +55,7 @@ from headrace.text import TextSource, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
+    from headrace.models.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class LoadedModel:
     config: EngineConfig  # that it was loaded with
     settings: Settings  # the same, resolved: device, dtype and quantization of the weights
     spec: ModelSpec
-    decoder: Decoder
+    decoder: Decoder | Encoder
     tokenizer: Tokenizer | None
     grammars: Grammars
     rss_before: int  # bytes of memory that this process had before the weights were loaded
@@ -250,7 +252,14 @@ def open_model(config: EngineConfig, on_stage: OnStage = ignore_stage) -> Checkp
     def progress(num_bytes: int, total: int | None) -> None:
         on_stage("download", num_bytes, total or 0)
 
-    return open_checkpoint(config.model, revision=config.revision, load_format=config.load_format, progress=progress)
+    return open_checkpoint(
+        config.model,
+        revision=config.revision,
+        load_format=config.load_format,
+        progress=progress,
+        pooling=PoolingChoice(config.runner, config.convert, config.pooler_config),
+        hf_overrides=config.hf_overrides,
+    )
 
 
 def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> LoadedCore:
@@ -258,12 +267,12 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
         on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
     estimate = resolve_here(config, spec, facts)
-    ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, num_gpus=facts.num_gpus)
+    ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, facts)
     try:
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
             loading = executor.submit(tokenizer_of, config, checkpoint)
-            decoder = _load_decoder(checkpoint, estimate, on_stage, ranks)
+            decoder = _load_model(checkpoint, estimate, on_stage, ranks)
             started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks)
             tokenizer = loading.result()
     except BaseException:
@@ -274,11 +283,13 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
     return _core_of(model, config, started)
 
 
-def _load_decoder(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, ranks: RankStart | None) -> Decoder:
+def _load_model(
+    checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, ranks: RankStart | None
+) -> Decoder | Encoder:
     if ranks is None:
-        return load_decoder(checkpoint, settings, on_stage)
+        return load_model(checkpoint, settings, on_stage)
     on_stage("ranks")
-    return load_decoder(checkpoint, settings, on_stage, ranks.connect())
+    return load_model(checkpoint, settings, on_stage, ranks.connect())
 
 
 def facts_without(model: LoadedModel) -> MachineFacts:
@@ -314,17 +325,20 @@ def _read_facts(config: EngineConfig) -> MachineFacts:
     return facts if config.device == "cpu" else replace(facts, gpu=read_gpu(), num_gpus=num_gpus())
 
 
-def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder:
+def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder | Encoder:
     """The model's decoder for a context of this length. The weights are shared."""
+    from headrace.models.encoder import Encoder
     from headrace.models.weights.load import with_max_len
     from headrace.runner.cpu_threads import use_threads
 
     use_threads(settings.threads_per_rank)
+    if isinstance(model.decoder, Encoder):
+        return replace(model.decoder, max_len=settings.max_model_len)
     return with_max_len(model.decoder, settings.max_model_len)
 
 
 def _measure_and_start(
-    decoder: Decoder,
+    decoder: Decoder | Encoder,
     spec: ModelSpec,
     config: EngineConfig,
     estimate: Settings,
@@ -357,6 +371,7 @@ def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) 
         started.runner,
         eos_token_ids=spec.eos_token_ids,
         vocab_size=spec.vocab_size,
+        generates=spec.pooler is None,
         seed=config.seed,
         depth=depth_of(settings),
         grammars=model.grammars,

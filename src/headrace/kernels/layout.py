@@ -17,7 +17,18 @@ class Fp8Rows:
     scales: Tensor  # [T, 1] float32
 
 
-Rows = Tensor | Fp8Rows  # the input of a linear layer
+@dataclass(frozen=True, slots=True)
+class UnnormedRows:
+    """Rows before their RMS norm, for a linear layer that computes it (`ops.takes_unnormed`)."""
+
+    x: Tensor  # [T, K]
+    residual: Tensor | None  # [T, K], added to x before the norm
+    total: Tensor | None  # [T, K], out: the sum, the new residual stream
+    weight: Tensor  # [K] float32, of the norm
+    eps: float
+
+
+Rows = Tensor | Fp8Rows | UnnormedRows  # the input of a linear layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,7 @@ class Routes:
     weights: Tensor  # [R] float32
     order: Tensor  # [R] int32, the routes, sorted by expert
     ends: Tensor  # [E] int32, where each expert's routes end in `order`
+    chosen: Tensor | None = None  # [R] int32, the expert of each route, where a kernel reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,22 @@ class StepLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where the tokens of an encoder's step are: whole texts one after the other, without padding."""
+
+    positions: Tensor  # [T] int64 on a CPU, int32 on a GPU: position of each token in its text
+    types: Tensor  # [T] the same: 1 for tokens of the second text of a pair, else 0
+    starts: Tensor  # [S + 1] int32, where each text starts, and where the last ends
+    lens: tuple[int, ...]  # of the texts
+    tiles: Tensor | None = None  # on a GPU [num_tiles, 2] int32, (text, first token) of each tile
+    tile_rows: int = 0  # tokens of a tile
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerState:
     """The recurrent state of one layer, indexed by slot.
 
@@ -125,12 +153,19 @@ class LayerCache:
     """The KV cache of one layer. The device chooses the strides. Positions that were never written may hold anything,
     even NaN. A layer without attention has no blocks.
 
-    Keys and values may be narrower than the activations: float8_e4m3fn, without scales.
+    Keys and values may be narrower than the activations: float8_e4m3fn, without scales. Of latents there is one head,
+    and its values are the first dimensions of its keys: see `of_latents`.
     """
 
     keys: Tensor  # [num_blocks, Hkv, block_size, D]
     values: Tensor  # [num_blocks, Hkv, block_size, D]
     state: LayerState | None = None  # of a layer with a recurrent mixer
+
+    @classmethod
+    def of_latents(cls, keys: Tensor, rank: int) -> LayerCache:
+        """Returns a cache whose values are not stored again: [num_blocks, 1, block_size, R + rotary_dim] -> the first R
+        dimensions of each key."""
+        return cls(keys=keys, values=keys[:, :, :, :rank])
 
     @property
     def block_size(self) -> int:

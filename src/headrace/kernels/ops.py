@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.layout import Fp8Rows, LayerCache, LayerState, Routes, Rows, StepLayout
+from headrace.kernels.layout import (
+    Fp8Rows,
+    LayerCache,
+    LayerState,
+    PackedLayout,
+    Routes,
+    Rows,
+    StepLayout,
+    UnnormedRows,
+)
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
@@ -25,19 +34,27 @@ __all__ = [
     "Routes",
     "Rows",
     "StepLayout",
+    "UnnormedRows",
     "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
+    "allocate_latent_cache",
     "apply_bitmask",
+    "bidirectional_attention",
     "causal_conv",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
+    "experts_of_few_tokens",
     "gated_delta_rule",
+    "gated_experts",
+    "gated_linear",
     "gated_norm",
     "gelu",
+    "gelu_and_mul",
     "gelu_tanh",
     "gelu_tanh_and_mul",
+    "latent_attention",
     "layer_norm",
     "pack_experts",
     "pack_linear",
@@ -47,10 +64,15 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope_and_store",
+    "rope_and_store_latent",
+    "rotate",
     "route",
     "selective_scan",
     "silu_and_mul",
     "soft_cap",
+    "sum_routes",
+    "takes_few_tokens",
+    "takes_unnormed",
     "warm_up",
 ]
 
@@ -92,11 +114,65 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
     return packed
 
 
+def takes_unnormed(linear: PackedLinear, x: Tensor) -> bool:
+    """Whether the layer computes the RMS norm before it as well, for rows of this shape: it then takes
+    `UnnormedRows`."""
+    if x.device.type != "cuda":
+        return False
+    found: bool = kernels_for(x.device, x.dtype).takes_unnormed(linear, x)
+    return found
+
+
+def gated_linear(linear: PackedLinear, x: Rows, activation: str, *, as_fp8: bool = False) -> Rows:
+    """Multiplies by gate and up, the halves of the layer's output, then applies the activation to the gate and
+    multiplies it by up. [T, K] -> [T, N / 2]"""
+    if not as_fp8 and isinstance(x, Tensor | UnnormedRows):
+        rows = x if isinstance(x, Tensor) else x.x
+        kernels = kernels_for(rows.device, rows.dtype)
+        if rows.device.type == "cuda" and kernels.fuses_gate(linear, activation):
+            out: Tensor = kernels.gated_linear(linear, x, activation)
+            return out
+    return _GATED[activation](linear(x), as_fp8=as_fp8)
+
+
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
     """Packs the weight matrices of a mixture of experts."""
     kernels = kernels_for(weight.device, weight.dtype)
     packed: PackedExperts = kernels.pack_experts(weight, as_fp8=True) if as_fp8 else kernels.pack_experts(weight)
     return packed
+
+
+def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str) -> Rows:  # [T, K] -> [R, N / 2]
+    """Multiplies each route's token by gate and up of its expert, and applies the activation, in the type that a second
+    layer of the same kind takes."""
+    if x.device.type == "cuda" and not up.takes_fp8 and activation != "clamped_silu":
+        out: Tensor = kernels_for(x.device, x.dtype).gated_experts(up, x, routes, activation)
+        return out
+    return _GATED[activation](up(x, routes), as_fp8=up.takes_fp8)
+
+
+def sum_routes(x: Tensor, num_chosen: int) -> Tensor:  # [T * num_chosen, H] -> [T, H]
+    """Sums the routes of each token."""
+    if x.device.type == "cuda":
+        out: Tensor = kernels_for(x.device, x.dtype).sum_routes(x, num_chosen)
+        return out
+    return x.view(-1, num_chosen, x.shape[1]).sum(1)
+
+
+def takes_few_tokens(up: PackedExperts, down: PackedExperts, x: Tensor, activation: str) -> bool:
+    """Whether `experts_of_few_tokens` computes these experts for rows of this shape."""
+    if x.device.type != "cuda":
+        return False
+    found: bool = kernels_for(x.device, x.dtype).takes_few_tokens(up, down, x, activation)
+    return found
+
+
+def experts_of_few_tokens(
+    up: PackedExperts, down: PackedExperts, x: Tensor, routes: Routes, activation: str
+) -> Tensor:  # [T, H] -> [T, H]
+    """Computes the whole MLP of each route's expert, and sums the weighted results of each token."""
+    out: Tensor = kernels_for(x.device, x.dtype).experts_of_few_tokens(up, down, x, routes, activation)
+    return out
 
 
 def route(
@@ -109,6 +185,7 @@ def route(
     jitter: float = 0.0,
     num_groups: int = 1,
     num_groups_chosen: int = 1,
+    sorts: bool = True,  # False: `order` and `ends` of the routes may be left empty
 ) -> Routes:
     """Routes each token to the `num_chosen` experts of its highest logits; with a `correction`, to those of the highest
     scores (sigmoid or softmax of the logits) plus correction. Experts in groups: only those of the groups with the
@@ -120,6 +197,8 @@ def route(
     larger of the two (sparsemixer)."""
     route = kernels_for(logits.device, logits.dtype).route
     groups = {"num_groups": num_groups, "num_groups_chosen": num_groups_chosen}
+    if not sorts:
+        groups["sorts"] = False
     routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter, **groups)
     return routes
 
@@ -131,6 +210,16 @@ def allocate_cache(
     is used."""
     kernels = kernels_for(device, dtype)
     cache: LayerCache = kernels.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
+    return cache
+
+
+def allocate_latent_cache(
+    num_blocks: int, block_size: int, rank: int, rotary_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """Allocates one layer's cache of multi-head latent attention: for each token its latent and the rotated part of its
+    key, [num_blocks, 1, block_size, R + rotary_dim], which are also its value."""
+    kernels = kernels_for(device, dtype)
+    cache: LayerCache = kernels.allocate_latent_cache(num_blocks, block_size, rank, rotary_dim, dtype, device)
     return cache
 
 
@@ -196,15 +285,16 @@ def paged_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or to p
     // window * window..p, if the window does not slide. A sink is one more score of its head, without a value: it only
-    takes its share of the softmax.
+    takes its share of the softmax. A slope lowers the scores of its head in proportion to the distance (ALiBi).
 
     `q` must come from `rope_and_store`: on a GPU the step's own keys and values are beside it in memory.
     """
     out: Tensor = kernels_for(q.device, q.dtype).paged_attention(
-        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks
+        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks, slopes=slopes
     )
     return out
 
@@ -280,6 +370,47 @@ def gated_norm(
     return out
 
 
+def rope_and_store_latent(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    latents: Tensor,  # [T, R]
+    rotary_keys: Tensor,  # [T, rotary_dim]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, rotary_dim] float32, cosines in the first half of a row, sines in the second
+    cache: LayerCache,
+) -> None:
+    """Rotates the last dimensions of the queries in place, and stores latents and rotated keys as one head."""
+    kernels_for(q.device, q.dtype).rope_and_store_latent(q, latents, rotary_keys, layout, cos_sin, cache)
+
+
+def latent_attention(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    cache: LayerCache,
+    layout: StepLayout,
+    scale: float,
+) -> Tensor:  # [T, Hq, R]
+    """Attends as `paged_attention` does, over a cache of latents: all query heads share its one head."""
+    out: Tensor = kernels_for(q.device, q.dtype).latent_attention(q, cache, layout, scale)
+    return out
+
+
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:  # [T, 3 * H * D], [T]
+    """Rotates queries and keys in place, for an encoder, which has no cache to store them in."""
+    kernels_for(qkv.device, qkv.dtype).rotate(qkv, positions, cos_sin, num_heads)
+
+
+def bidirectional_attention(
+    qkv: Tensor,  # [T, 3 * H * D]
+    layout: PackedLayout,
+    num_heads: int,
+    scale: float,
+    reach: int | None = None,
+) -> Tensor:  # [T, H * D]
+    """Attends from each token to all tokens of its text, or to those up to `reach` before and after it."""
+    attend = kernels_for(qkv.device, qkv.dtype).bidirectional_attention
+    out: Tensor = attend(qkv, layout, num_heads, scale, reach)
+    return out
+
+
 def silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], silu(first) * second half
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.silu_and_mul_fp8(gate_up) if as_fp8 else kernels.silu_and_mul(gate_up)
@@ -293,11 +424,26 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     return out
 
 
+def gelu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], gelu(first) * second
+    """Uses the exact GELU. Only encoders have it, and these are not quantized."""
+    assert not as_fp8
+    out: Tensor = kernels_for(gate_up.device, gate_up.dtype).gelu_and_mul(gate_up)
+    return out
+
+
 def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I]
     """Computes gate * sigmoid(1.702 * gate) * (up + 1), with gate up to 7 and up between -7 and 7."""
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.clamped_silu_and_mul_fp8(gate_up) if as_fp8 else kernels.clamped_silu_and_mul(gate_up)
     return out
+
+
+_GATED = {
+    "silu": silu_and_mul,
+    "clamped_silu": clamped_silu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "gelu": gelu_and_mul,
+}
 
 
 def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]

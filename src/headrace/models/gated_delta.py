@@ -29,12 +29,14 @@ class GatedDelta:
     output: ops.PackedLinear  # [H, heads * value_dim]
 
     @property
-    def takes_fp8(self) -> bool:
-        return self.projection.takes_fp8
+    def input_linear(self) -> ops.PackedLinear | None:
+        """The linear layer that reads the input."""
+        return self.projection
 
-    @property
-    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
-        return ((self.projection, self.spec.hidden_size), (self.output, self.spec.num_heads * self.spec.value_dim))
+    def run_gemms(self, x: Tensor) -> None:
+        """Runs only the GEMMs, on any input, so that their kernels are loaded."""
+        self.projection(x)
+        self.output(x.new_zeros(len(x), self.spec.num_heads * self.spec.value_dim))
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,6 +35,14 @@ class Norm:
         if self.bias is None:
             return ops.add_rms_norm(x, residual, self.weight, self.eps, as_fp8=as_fp8)
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, as_fp8=as_fp8)
+
+    def left_to_linear(self, x: Tensor | None, residual: Tensor) -> tuple[ops.UnnormedRows, Tensor]:
+        """Leaves the norm, and the addition of x, to the linear layer that follows. Returns its input and the residual
+        stream, which that layer fills."""
+        if x is None:
+            return ops.UnnormedRows(residual, None, None, self.weight, self.eps), residual
+        total = torch.empty_like(residual)
+        return ops.UnnormedRows(x, residual, total, self.weight, self.eps), total
 
     def plain(self, x: Tensor) -> Tensor:
         """Returns the norm in the type of x, never in FP8."""
@@ -85,10 +94,8 @@ class Attention:
     wide_norms: QueryKeyNorms | None  # norms with weights of all heads
     cos_sin: Tensor  # [max_len, D] float32, shared by all layers with the same rope
     query_scales: Tensor | None  # [max_len] float32, factors of the queries at each position
-    hidden_size: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
     scale: float
     window: int | None
     slides: bool  # the window slides with the token; else the context is chunked
@@ -96,22 +103,36 @@ class Attention:
     eps: float
     clip: float | None = None  # queries, keys and values are clamped to this size
     sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
+    slopes: Tensor | None = None  # [Hq] float32, of ALiBi: how much scores fall with the distance
     gate: ops.PackedLinear | None = None  # [Hq * D, H], the output is multiplied by its sigmoid
 
     @property
-    def takes_fp8(self) -> bool:
-        return self.qkv.takes_fp8 and (self.gate is None or self.gate.takes_fp8)
-
-    @property
-    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
-        """Its GEMMs, each with the width of its input."""
-        inputs = [self.qkv] if self.gate is None else [self.qkv, self.gate]
-        return (*((linear, self.hidden_size) for linear in inputs), (self.output, self.num_heads * self.head_dim))
+    def input_linear(self) -> ops.PackedLinear | None:
+        """The linear layer that reads the input; None: several do."""
+        return self.qkv if self.gate is None else None
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
         gate = None if self.gate is None else self.gate(x)
-        qkv = self.qkv(x)
+        return self.attend(self.qkv(x), layout, cache, kept, gate=gate)
+
+    def run_gemms(self, x: Tensor) -> None:
+        """Runs only the GEMMs, on any input, so that their kernels are loaded."""
+        self.qkv(x)
+        if self.gate is not None:
+            self.gate(x)
+        self.output(x.new_zeros(len(x), self.num_heads * self.cos_sin.shape[1]))
+
+    def attend(
+        self,
+        qkv: Tensor,
+        layout: StepLayout,
+        cache: LayerCache,
+        kept: Tensor | None = None,
+        *,
+        gate: Tensor | None = None,  # [T, Hq * D], before its sigmoid
+    ) -> Tensor:
+        """Maps queries, keys and values, which are changed, to the output [T, H]."""
         if self.wide_norms is not None:
             self.wide_norms(qkv)
         if self.clip is not None:
@@ -130,8 +151,9 @@ class Attention:
         if self.query_scales is not None:
             q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
         mixed = ops.paged_attention(
-            q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides, sinks=self.sinks
-        )
+            q, cache, layout, self.scale, self.window, self.softcap,
+            slides=self.slides, sinks=self.sinks, slopes=self.slopes,
+        )  # fmt: skip
         if gate is not None:
             mixed = mixed.mul_(gate.sigmoid_())
         return self.output(mixed if kept is None else mixed[kept])
@@ -149,5 +171,6 @@ class Mlp:
         return self.up.takes_fp8
 
     def __call__(self, x: Rows) -> Tensor:  # [T, H]
-        activate = (GATED if self.is_gated else PLAIN)[self.activation]
-        return self.down(activate(self.up(x), as_fp8=self.down.takes_fp8))
+        if self.is_gated:
+            return self.down(ops.gated_linear(self.up, x, self.activation, as_fp8=self.down.takes_fp8))
+        return self.down(PLAIN[self.activation](self.up(x), as_fp8=self.down.takes_fp8))

@@ -30,12 +30,14 @@ class Mamba2:
     output: ops.PackedLinear  # [H, inner size]
 
     @property
-    def takes_fp8(self) -> bool:
-        return self.projection.takes_fp8
+    def input_linear(self) -> ops.PackedLinear | None:
+        """The linear layer that reads the input."""
+        return self.projection
 
-    @property
-    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
-        return ((self.projection, self.spec.hidden_size), (self.output, self.spec.inner_size))
+    def run_gemms(self, x: Tensor) -> None:
+        """Runs only the GEMMs, on any input, so that their kernels are loaded."""
+        self.projection(x)
+        self.output(x.new_zeros(len(x), self.spec.inner_size))
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""

@@ -14,11 +14,11 @@ from headrace.models.layers import Attention
 
 class Mixer(Protocol):
     @property
-    def takes_fp8(self) -> bool: ...  # whether the norm before it should return FP8 rows
+    def input_linear(self) -> ops.PackedLinear | None:
+        """The linear layer that reads the input; None: several do."""
 
-    @property
-    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
-        """Its GEMMs, each with the width of its input."""
+    def run_gemms(self, x: Tensor) -> None:
+        """Runs only the GEMMs, on any input [T, H], so that their kernels are loaded."""
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens. Keys, values and states of all tokens are stored."""
@@ -32,12 +32,12 @@ class BothMixers:
     recurrent: Mixer
 
     @property
-    def takes_fp8(self) -> bool:
-        return self.attention.takes_fp8 and self.recurrent.takes_fp8
+    def input_linear(self) -> ops.PackedLinear | None:
+        return None
 
-    @property
-    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
-        return (*self.attention.linears, *self.recurrent.linears)
+    def run_gemms(self, x: Tensor) -> None:
+        self.attention.run_gemms(x)
+        self.recurrent.run_gemms(x)
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         return self.attention(x, layout, cache, kept).add_(self.recurrent(x, layout, cache, kept))

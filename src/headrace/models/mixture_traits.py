@@ -164,11 +164,8 @@ def _latent_attention(config: Config) -> Traits:
     keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     kv_rank, still_dim, rotary_dim, value_dim = (count(config, key) for key in keys)
     head_dim = still_dim + rotary_dim
-    if value_dim > head_dim or still_dim % 2 or rotary_dim % 2:
-        raise UnsupportedModelError(
-            f"heads of {still_dim} + {rotary_dim} dimensions with values of {value_dim} are not supported: both parts "
-            "must be even, and values not longer than keys"
-        )
+    if rotary_dim % 2:
+        raise ModelError(f"qk_rope_head_dim must be even, got {rotary_dim}; check the model's config")
     query_rank = None if config.get("q_lora_rank") is None else count(config, "q_lora_rank")
     return {
         "latent": LatentSpec(query_rank, kv_rank, still_dim, rotary_dim, value_dim),

@@ -18,13 +18,14 @@ class ShortConv:
     output: ops.PackedLinear  # [H, H]
 
     @property
-    def takes_fp8(self) -> bool:
-        return self.projection.takes_fp8
+    def input_linear(self) -> ops.PackedLinear | None:
+        """The linear layer that reads the input."""
+        return self.projection
 
-    @property
-    def linears(self) -> tuple[tuple[ops.PackedLinear, int], ...]:
-        width = self.weight.shape[0]
-        return ((self.projection, width), (self.output, width))
+    def run_gemms(self, x: Tensor) -> None:
+        """Runs only the GEMMs, on any input, so that their kernels are loaded."""
+        self.projection(x)
+        self.output(x.new_zeros(len(x), self.weight.shape[0]))
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""

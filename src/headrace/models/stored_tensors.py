@@ -13,8 +13,14 @@ from dataclasses import dataclass, field, replace
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec, Shape
 
-# Vectors that are stored without `.bias`.
-_BARE_NAMES = ("mlp.router_correction", "self_attn.sinks", "recurrent.A_log", "recurrent.D", "recurrent.dt_bias")
+_BARE_NAMES = (
+    "mlp.router_correction",
+    "self_attn.sinks",
+    "altup.correct_output_scale",
+    "recurrent.A_log",
+    "recurrent.D",
+    "recurrent.dt_bias",
+)  # vectors that are stored without `.bias`
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 
@@ -49,6 +55,8 @@ class Stored:
 
 
 AS_NAMED = Stored()
+IMAGES = r"(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\..*"  # weights of multimodal models
+TEXT_MODEL = Stored(prefix="language_model.", leftovers=IMAGES)  # of multimodal models
 
 
 @dataclass(frozen=True)
@@ -131,9 +139,8 @@ def _find_part(
     if match is None:
         stem, _, kind = name.rpartition(".")
         theirs = stored.names.get(stem, stem)
-        their_name = (
-            f"{prefix}{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
-        )
+        is_outside = stem == "lm_head" or (stem.startswith("head.") and not theirs.startswith("model."))
+        their_name = f"{prefix}{theirs}.{kind}" if is_outside else f"{root}{theirs.removeprefix('model.')}.{kind}"
         return StoredPart(their_name, 0, shapes[name][0], shapes[name][0])
     index, stem, kind = match.groups()
     expert = _EXPERT.search(stem)

@@ -20,7 +20,7 @@ _GAUGES = (
     *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
 )
 _NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # a freshly started engine
-_OTHER_SLEEP_STATES = ("weights_offloaded", "discard_all")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
 class EngineCounts:
@@ -31,6 +31,7 @@ class EngineCounts:
         self._clock = clock
         self._last = _NOTHING
         self._rates = TokenRates(clock())
+        self.sleep_level = 0  # 0: awake
         for series, *labels in _counts_of(_NOTHING):
             store.add(series, 0.0, *labels)
 
@@ -39,10 +40,17 @@ class EngineCounts:
         self._store.set(table.ENGINE_UP, float(stats is not None))
         if stats is None:
             self._store.clear(*_GAUGES)
+            if self.sleep_level:  # it was put to sleep: it is neither up nor down
+                self._store.clear(table.ENGINE_UP)
+                self._set_sleep_state(self.sleep_level)
             return
         self._add_growth(stats)
         self._set_gauges(stats)
         self._last = stats
+
+    def _set_sleep_state(self, level: int) -> None:
+        for each, state in enumerate(SLEEP_STATES):
+            self._store.set(table.SLEEP_STATE, float(each == level), state)
 
     def _add_growth(self, stats: EngineStats) -> None:
         before = self._last if _is_same_engine(self._last, stats) else _NOTHING
@@ -65,9 +73,7 @@ class EngineCounts:
         store.set(table.WAITING_BY_REASON, scheduler.num_waiting, "capacity")
         store.set(table.WAITING_BY_REASON, 0.0, "deferred")
         store.set(table.KV_USE, scheduler.kv_use)
-        store.set(table.SLEEP_STATE, 1.0, "awake")
-        for state in _OTHER_SLEEP_STATES:
-            store.set(table.SLEEP_STATE, 0.0, state)
+        self._set_sleep_state(0)
         prompt_rate, generation_rate = self._rates.rates(self._clock())
         store.set(table.PROMPT_RATE, prompt_rate)
         store.set(table.GENERATION_RATE, generation_rate)

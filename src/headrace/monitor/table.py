@@ -26,7 +26,10 @@ _PHASE = (
 _FINE_PHASE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_PHASE)
 
 # The routes that run the model, in the label `handler`.
-GENERATING_HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
+GENERATING_HANDLERS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling"),
+)
 
 
 def _phase(name: str, help: str, *aliases: str, alert: str = "") -> Series:
@@ -312,7 +315,8 @@ ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, 
 SLEEP_STATE = Series(
     "headrace:engine_sleep_state",
     "gauge",
-    "1 for the current state of the engine, always `awake`; absent while the engine is down.",
+    "1 for the current state of the engine: `awake`, or asleep at level 1 (`weights_offloaded`) or 2 (`discard_all`); "
+    "absent while the engine is down.",
     labels=("sleep_state",),
     aliases=(Alias("vllm:engine_sleep_state"),),
 )

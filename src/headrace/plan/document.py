@@ -58,6 +58,7 @@ def of_prediction(prediction: Prediction) -> dict[str, Any]:
             "replicas": prediction.layout.replicas,
             "tensor_parallel_size": prediction.layout.tensor,
             "pipeline_parallel_size": prediction.layout.pipeline,
+            "enable_expert_parallel": prediction.layout.whole_experts,
             "reason": prediction.layout_reason,
         },
         "fits": prediction.fits,

@@ -70,6 +70,18 @@ def cache_bytes_per_token(shape: ModelShape, precision: Precision) -> int:
     return shape.kv_elements_per_token * precision.cache_bytes
 
 
+def _weight_bytes_per_gpu(
+    shape: ModelShape, precision: Precision, tensor: int, pipeline: int, *, whole_experts: bool
+) -> int:
+    """Of the GPU with the most: whole experts may not divide evenly."""
+    num_bytes = weight_bytes(shape, precision)
+    if not whole_experts or shape.experts is None:
+        return -(-num_bytes // (tensor * pipeline))
+    of_experts, count = int(shape.expert_params * precision.linear_bytes), shape.experts.num_experts
+    share = -(-count // tensor) / count
+    return int((num_bytes - of_experts) / tensor / pipeline + of_experts * share / pipeline)
+
+
 def fit(
     shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings, *, tensor: int = 1, pipeline: int = 1
 ) -> Fit:
@@ -113,7 +125,8 @@ def _memory(
     max_num_seqs: int,
 ) -> Memory:
     allowed = int(gpu.memory_bytes * settings.memory_share(gpu))
-    weights = -(-weight_bytes(shape, precision) // (tensor * pipeline))
+    whole_experts = settings.enable_expert_parallel and tensor > 1
+    weights = _weight_bytes_per_gpu(shape, precision, tensor, pipeline, whole_experts=whole_experts)
     activations = 0 if gpu.is_cpu else _step_bytes(shape, settings, max_num_seqs) // tensor
     runtime = 0 if gpu.is_cpu else GPU_RUNTIME_BYTES
     per_token = cache_bytes_per_token(shape, precision) / (min(tensor, shape.num_kv_heads) * pipeline)

@@ -173,7 +173,7 @@ def _predict(
         key = (layout.replicas, limits)
         if key not in cache:
             cache[key] = simulate(share, limits)
-        machine = Machine(gpu, constants_of(gpu), layout.tensor, layout.pipeline)
+        machine = Machine(gpu, constants_of(gpu), layout.tensor, layout.pipeline, layout.whole_experts)
         speed = _of_all_replicas(speed_of(shape, precision, machine, share, limits, steps=cache[key]), layout.replicas)
     max_running = 0 if speed is None else speed.max_running
     return Prediction(
@@ -236,7 +236,7 @@ def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout) ->
 def _note_on_several_gpus(layout: Layout) -> str:
     if layout.tensor * layout.pipeline == 1:
         return f"{layout.replicas} replicas are {layout.replicas} engines: start one per GPU and divide the requests"
-    return "Headrace runs a model on one GPU today: tensor and pipeline parallelism are predicted, not available"
+    return f"{layout.label}: the speed of several GPUs is predicted, and has not been measured"
 
 
 def _share(workload: Workload, replicas: int) -> Workload:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import ModelError
-from headrace.models.spec import ModelSpec, Shape
+from headrace.models.spec import LatentSpec, ModelSpec, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,7 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
             num_chosen=spec.mixture.num_chosen,
             params_each=params_each,
         )
+    latent = spec.latent
     return ModelShape(
         name=name,
         num_layers=spec.num_layers,
@@ -116,9 +117,11 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
         other_params=other + _size(outer.values()) - table * (1 if spec.tie_embeddings else 2),
         is_tied=spec.tie_embeddings,
         kv_elements_per_token=spec.kv_elements_per_token,
-        attention_width=spec.q_size * spec.num_attention_layers // spec.num_layers,
+        attention_width=spec.q_size * spec.num_attention_layers // spec.num_cache_layers
+        if latent is None
+        else spec.num_heads * _latent_width(latent),
         q_size=spec.q_size,
-        kv_size=spec.kv_size,
+        kv_size=spec.kv_size if latent is None else latent.cache_dim // 2,
         mlp_width=spec.mlp_width,
         experts=experts,
         windows=spec.windows if any(spec.windows) else (),
@@ -160,8 +163,7 @@ def shape_of_mla(name: str, config: Mapping[str, Any], why_not_run: str) -> Mode
         other_params=layers * (2 * hidden + latent + (q_rank or 0)) + hidden + num_mixed * hidden * num_experts,
         is_tied=bool(config.get("tie_word_embeddings", False)),
         kv_elements_per_token=layers * (latent + rope),
-        # In the cache's latent space: scores over latent + rope dimensions, values over latent ones.
-        attention_width=heads * (2 * latent + rope) // 2,
+        attention_width=heads * _latent_width(LatentSpec(q_rank, latent, nope, rope, value)),
         q_size=q_size,
         kv_size=(latent + rope) // 2,
         mlp_width=max(dense_width if num_dense else 0, (num_chosen + 1) * expert_size),
@@ -170,6 +172,12 @@ def shape_of_mla(name: str, config: Mapping[str, Any], why_not_run: str) -> Mode
         ),
         why_not_run=why_not_run,
     )
+
+
+def _latent_width(latent: LatentSpec) -> int:
+    """Half of a head's operations per token of the context, in the cache's space: scores over latents and what rotates,
+    values over latents."""
+    return (2 * latent.kv_rank + latent.rotary_dim) // 2
 
 
 def _kinds_of_layers(spec: ModelSpec) -> list[tuple[int, int]]:

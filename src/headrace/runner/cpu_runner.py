@@ -17,7 +17,6 @@ from headrace.kernels import ops
 from headrace.kernels.layout import StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
-from headrace.runner.caches import allocate_caches
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
 from headrace.runner.readouts import lay_out_readouts
@@ -53,14 +52,7 @@ class CpuRunner:
         )
         self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = allocate_caches(
-            spec,
-            num_blocks=shape.num_blocks,
-            block_size=shape.block_size,
-            num_slots=shape.max_num_seqs,
-            dtype=dtype,
-            device=device,
-        )
+        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler

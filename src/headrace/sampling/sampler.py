@@ -185,4 +185,5 @@ class Sampler:
         num_asked = self._columns.host("num_logprobs")
         if self._device.type == "cpu":
             num_asked = num_asked[slots.numpy()]
-        return LOGPROBS.collect(captured, slots[rows], tokens[rows], num_top=int(num_asked.max()))
+        named = self._columns.tensors.get("logprob_token_ids")
+        return LOGPROBS.collect(captured, slots[rows], tokens[rows], num_top=int(num_asked.max()), named=named)

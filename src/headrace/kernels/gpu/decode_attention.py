@@ -8,7 +8,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, first_seen, in_dot_dtype, widen_fp8
+from headrace.kernels.gpu.attention_loop import (
+    LOG2E,
+    NO_WINDOW,
+    add_bias,
+    add_sink,
+    first_seen,
+    in_dot_dtype,
+    widen_fp8,
+)
+from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
 from headrace.kernels.gpu.shared_attention import SHARED_SPLITS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -24,6 +33,7 @@ def decode_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
 ) -> None:
     """Computes the first `num_decodes` sequences, which have one token each.
 
@@ -54,9 +64,10 @@ def decode_attention(
         "DIM_BLOCK": triton.next_power_of_2(head_dim),
         "BLOCK_SIZE": cache.block_size,
         "HAS_SOFTCAP": softcap is not None,
+        "HAS_SLOPES": slopes is not None,
     }
     if shared is not None:
-        shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, num_splits, **common)
+        shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, slopes, num_splits, **common)
     is_fp8 = cache.keys.element_size() == 1
     tile, num_warps, num_stages = _decode_shape(head_dim, is_fp8=is_fp8)
     num_items = num_split_seqs * num_splits + num_seqs - num_split_seqs  # all splits of the split contexts come first
@@ -73,6 +84,7 @@ def decode_attention(
         sums,
         q if arrivals is None else arrivals,
         q if sinks is None else sinks,
+        q if slopes is None else slopes,
         q.stride(0),
         layout.block_tables.stride(0),
         scale * LOG2E,
@@ -92,13 +104,16 @@ def decode_attention(
         HAS_SINKS=sinks is not None,
         IN_PAIRS=is_fp8,
         IS_INTERPRETED=triton.knobs.runtime.interpret,
+        MERGED_TOGETHER=_MERGED_TOGETHER,
         num_warps=num_warps,
         num_stages=num_stages,
         **common,
+        **dependent_launch(q.device),
     )
 
 
 MAX_SPLITS = 32
+_MERGED_TOGETHER = 4
 
 
 def _decode_shape(head_dim: int, *, is_fp8: bool) -> tuple[int, int, int]:
@@ -122,6 +137,7 @@ def _decode(
     sums,
     arrivals,
     sinks,
+    slopes,
     q_stride,
     table_stride,
     scale,
@@ -147,10 +163,17 @@ def _decode(
     HAS_SINKS: tl.constexpr,
     IN_PAIRS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
+    MERGED_TOGETHER: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Reads FP8 values as 16-bit pairs of dimensions: a GPU can transpose tiles of 16-bit words for its dot
-    products, but not of bytes."""
+    products, but not of bytes.
+
+    What is read before the wait describes the step: kernels wrote it before the step's first plain launch, the lookup
+    of the embeddings, so it is complete when any kernel after that starts."""
+    let_next_start(IS_DEPENDENT)
     head, item = tl.program_id(0), tl.program_id(1)
     seq, split = item, 0
     is_split = False
@@ -162,6 +185,8 @@ def _decode(
         else:
             seq = item - num_split_seqs * (num_splits - 1)
     context_len = tl.load(context_lens + seq)
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
+    wait_for_kernels_before(IS_DEPENDENT)
     if context_len == 0:  # padding
         return
     first = 0
@@ -175,7 +200,7 @@ def _decode(
     end = context_len
     count = 1  # splits of this sequence's own context
     if is_split:
-        count, per_split = _own_splits(context_len - begin, min_split, num_splits, TILE)
+        count, per_split = own_splits(context_len - begin, min_split, num_splits, TILE)
         if split >= count:
             return
         begin = begin + split * per_split
@@ -186,7 +211,6 @@ def _decode(
     is_head = (rows[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
     at = q + seq.to(tl.int64) * q_stride + (head * GROUP + rows[:, None]) * HEAD_DIM + dims[None, :]
     query = in_dot_dtype(tl.load(at, mask=is_head, other=0.0), keys)
-    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
@@ -197,6 +221,10 @@ def _decode(
     else:
         mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     tokens = tl.arange(0, TILE)
+    query_positions = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
+    slope = tl.zeros([GROUP_BLOCK], tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head * GROUP + rows, mask=rows < GROUP, other=0.0)
     for start in tl.range(begin, end, TILE):
         position = start + tokens
         is_known = position < end
@@ -218,6 +246,8 @@ def _decode(
         if HAS_SOFTCAP:
             capped = score * (0.6931471805599453 / softcap)
             score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+        if HAS_SLOPES:
+            score = add_bias(score, slope, query_positions, position)
         is_seen = is_known
         if HAS_WINDOW:
             is_seen = is_known & (position >= first)
@@ -249,16 +279,28 @@ def _decode(
         if tl.atomic_add(arrival, 1, sem="acq_rel") < count - 1:
             return
         tl.store(arrival, 0)  # the next kernel expects zeros
-        for other in range(count):
-            if other != split:
-                highest, total, mixed = _merge_partial(
-                    highest, total, mixed, partial, sums, place + other, rows < GROUP, is_head, dims, HEAD_DIM
+        for first_other in range(0, count, MERGED_TOGETHER):
+            # Their loads are issued together: one after the other, each would wait for the one before.
+            for step in tl.static_range(MERGED_TOGETHER):
+                other = first_other + step
+                is_mine = (rows < GROUP) & (other < count) & (other != split)
+                highest, total, mixed = merge_partial(
+                    highest,
+                    total,
+                    mixed,
+                    partial,
+                    sums,
+                    place + other,
+                    is_mine,
+                    is_mine[:, None] & is_head,
+                    dims,
+                    HEAD_DIM,
                 )
     if HAS_SHARED:
         is_mine = (rows < GROUP) & (shared_len > 0)
         for index in tl.static_range(SHARED_SPLITS):
             common = place + num_splits + index
-            highest, total, mixed = _merge_partial(
+            highest, total, mixed = merge_partial(
                 highest, total, mixed, partial, sums, common, is_mine, is_mine[:, None] & is_head, dims, HEAD_DIM
             )
     if HAS_SINKS:
@@ -269,7 +311,7 @@ def _decode(
 
 
 @triton.jit
-def _own_splits(length, min_split, num_splits, TILE: tl.constexpr):
+def own_splits(length, min_split, num_splits, TILE: tl.constexpr):
     """Returns how many splits a context has, none of them empty, and the most tokens of one."""
     length = tl.maximum(length, 1)
     count = tl.minimum(num_splits, tl.cdiv(length, min_split))
@@ -278,7 +320,7 @@ def _own_splits(length, min_split, num_splits, TILE: tl.constexpr):
 
 
 @triton.jit
-def _merge_partial(highest, total, mixed, partial, sums, place, is_row, is_inside, dims, HEAD_DIM: tl.constexpr):
+def merge_partial(highest, total, mixed, partial, sums, place, is_row, is_inside, dims, HEAD_DIM: tl.constexpr):
     """Merges a partial result that another program stored, which may be empty. The loads bypass the L1 cache, which
     is not coherent, and do not wait for each other."""
     weight = tl.load(sums + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")

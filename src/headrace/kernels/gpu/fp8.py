@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, Rows
-from headrace.kernels.reference import FP8, PackedLinear
+from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows
+from headrace.kernels.reference import FP8
 
 FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
-_MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
+MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
 
 
 class Fp8Linear:
@@ -39,6 +39,7 @@ class Fp8Linear:
         self._dtype = weight.dtype
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
+        assert not isinstance(x, UnnormedRows)
         rows = quantize_rows(x) if isinstance(x, Tensor) else x
         if rows.values.shape[0] == 0:
             return torch.empty((0, self._weight.shape[1]), dtype=self._dtype, device=rows.values.device)
@@ -51,13 +52,6 @@ class Fp8Linear:
             out_dtype=self._dtype,
             use_fast_accum=True,
         )
-
-
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
-    """Quantizes the weight if asked, unless a side is no multiple of 16, which the GEMM requires."""
-    if as_fp8 and all(size % _MULTIPLE == 0 for size in weight.shape):
-        return Fp8Linear(weight, bias)
-    return PackedLinear(weight, bias)
 
 
 def empty_fp8_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -42,8 +43,50 @@ def rope_and_store(
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
             num_warps=1,
+            **dependent_launch(qkv.device),
         )
     return qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
+
+
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:  # [T, 3 * H * D], [T] int32
+    """Rotates queries and keys in place, without a cache."""
+    num_tokens = qkv.shape[0]
+    head_dim = qkv.shape[1] // (3 * num_heads)
+    if num_tokens:
+        _rotate[(num_tokens,)](
+            qkv,
+            positions,
+            cos_sin,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            HEAD_BLOCK=triton.next_power_of_2(2 * num_heads),
+            HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+            num_warps=4,
+        )
+
+
+@triton.jit
+def _rotate(
+    qkv,
+    positions,
+    cos_sin,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+):
+    """Rotates all query and key heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, HALF_BLOCK)
+    half: tl.constexpr = HEAD_DIM // 2
+    angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM
+    cos = tl.load(angles + dims, mask=dims < half, other=0.0)
+    sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
+    heads = qkv + token * 3 * NUM_HEADS * HEAD_DIM
+    first, second, inside = _rotated(heads, heads, cos, sin, dims, 0.0, 2 * NUM_HEADS, HEAD_BLOCK, HEAD_DIM, False)
+    at = heads + tl.arange(0, HEAD_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
+    tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -85,8 +128,10 @@ def _rope_and_store(
     HALF_BLOCK: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes one kv head of one token, and the query heads that share it."""
+    wait_for_inputs(IS_DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, HALF_BLOCK)
     half: tl.constexpr = HEAD_DIM // 2

@@ -1,4 +1,4 @@
-"""Routes tokens to experts and sorts the routes by expert: two launches, without the host."""
+"""Routes tokens to experts and sorts the routes by expert: two launches, without the host. Few tokens need no order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.layout import Routes
 from headrace.kernels.reference import choose_experts
 
@@ -24,14 +25,13 @@ def route(
     jitter: float = 0.0,
     num_groups: int = 1,
     num_groups_chosen: int = 1,
+    sorts: bool = True,
 ) -> Routes:
     """See `ops.route`. Experts in groups are chosen by the reference, which does not use the host either."""
     num_tokens, num_experts = logits.shape
     num_routes, device = num_tokens * num_chosen, logits.device
     chosen = torch.empty(num_routes, dtype=torch.int32, device=device)
     weights = torch.empty(num_routes, dtype=torch.float32, device=device)
-    order = torch.empty(num_routes, dtype=torch.int32, device=device)
-    ends = torch.empty(num_experts, dtype=torch.int32, device=device)
     if num_groups_chosen < num_groups:
         groups = (num_groups, num_groups_chosen)
         experts, shares = choose_experts(logits, num_chosen, rule, correction=correction, jitter=jitter, groups=groups)
@@ -52,9 +52,18 @@ def route(
             CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
             RULE=_RULES[rule],
             num_warps=1,
+            **dependent_launch(device),
         )
-    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4)
-    return Routes(weights, order, ends)
+    order, ends = sort_routes(chosen, num_experts) if sorts else (chosen[:0], chosen[:0])
+    return Routes(weights, order, ends, chosen)
+
+
+def sort_routes(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:  # [R] int32
+    """Returns the routes in the order of their experts, and where those of each expert end."""
+    order, num_routes = torch.empty_like(chosen), chosen.shape[0]
+    ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
+    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4, **dependent_launch(chosen.device))
+    return order, ends
 
 
 @triton.jit
@@ -72,8 +81,10 @@ def _choose_experts(
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
     RULE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Chooses the experts of one token, highest logit or corrected score first, and their weights."""
+    wait_for_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_BLOCK)
     choices = tl.arange(0, CHOSEN_BLOCK)
@@ -97,7 +108,8 @@ def _choose_experts(
         highest = tl.where(choices == choice, best, highest)
         numbers = tl.where(choices == choice, at, numbers)
         if RULE == 4:
-            is_near = (best - scores) / tl.maximum(tl.abs(scores), best) <= max_distance
+            # Rounded as in the reference: bfloat16 logits are often exactly at the limit.
+            is_near = tl.div_rn(best - scores, tl.maximum(tl.abs(scores), best)) <= max_distance
             share = 1.0 / tl.sum(tl.where(is_near, tl.exp(left - best), 0.0), axis=0)
             weight = tl.where(choices == choice, share, weight)
         left = tl.where(experts == at, float("-inf"), left)
@@ -118,8 +130,9 @@ def _choose_experts(
 
 
 @triton.jit(do_not_specialize=["num_routes"])
-def _sort(chosen, order, ends, num_routes, BLOCK: tl.constexpr):
+def _sort(chosen, order, ends, num_routes, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
     """Writes the routes of one expert, in order, after those of all experts before it."""
+    wait_for_inputs(IS_DEPENDENT)
     expert = tl.program_id(0)
     lines = tl.arange(0, BLOCK)
     end = 0

@@ -39,6 +39,10 @@ class RandomWeights:
     def num_bytes_read(self) -> int:
         return 0
 
+    @property
+    def file_reader(self) -> None:
+        return None
+
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """A part has the numbers that it has in the whole tensor."""
         if name.endswith("norm.weight"):

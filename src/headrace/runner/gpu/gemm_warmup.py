@@ -23,11 +23,9 @@ def load_gemm_kernels(decoder: Decoder, max_tokens: int) -> None:
     sizes = [size for size in _SIZES if size <= max_tokens]
     x = torch.zeros(max(sizes, default=1), spec.hidden_size, dtype=dtype, device=device)
     for layer in {(type(layer.mixer), type(layer.mlp)): layer for layer in decoder.layers}.values():
-        linears = [] if layer.mixer is None else layer.mixer.linears
-        inputs = [(linear, torch.zeros(x.shape[0], width, dtype=dtype, device=device)) for linear, width in linears]
         for size in sizes:
             if layer.mlp is not None and (isinstance(layer.mlp, Mlp) or size % _FEW_SIZES == 0):
                 layer.mlp(x[:size])
-            for linear, rows in inputs:
-                linear(rows[:size])
+            if layer.mixer is not None:
+                layer.mixer.run_gemms(x[:size])
     torch.cuda.synchronize(device)

@@ -4,6 +4,7 @@
   next step needs. The host sends only what changed.
 - A small step with prompts runs the model as a graph (`prefill_graphs`), then the head and sampling eagerly.
 - Any other step runs eagerly.
+- A stage of a pipeline gets and sends the hidden states of a step around it; the last one samples.
 
 Tokens come back in pinned memory.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.dist.device_stage_link import DeviceStageLink
 from headrace.kernels import ops
 from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.sample import sample
@@ -26,9 +28,8 @@ from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
-from headrace.runner.caches import allocate_caches
 from headrace.runner.gpu.capture import Capture
-from headrace.runner.gpu.context_splits import splits_of
+from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
@@ -59,7 +60,7 @@ _RANGES = {  # names of a profile's ranges, by method
     "_sample_plain": "sample",
     "_sample_with_all_features": "sample",
 }
-_RESULTS_IN_FLIGHT = 8
+_RESULTS_IN_FLIGHT = 16  # as many as a pipeline may have stages, and more
 _SMALL_CONTEXT_BYTES = (
     1 << 30
 )  # of one layer's KV cache: read in 0.25 ms on an H200; the host launches a layer in 0.7 ms
@@ -79,32 +80,25 @@ class Ticket:
 
 
 class GpuRunner:
-    """Owns weights, KV cache, recurrent states and slots on one GPU. The last slot and the last block are padding for
-    graphs."""
+    """Owns weights, KV cache and slots on one GPU. The last slot and the last block are padding for graphs."""
 
     def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
         self._decoder, self._device, self._shape = decoder, device, shape
+        assert decoder.stages is None or isinstance(decoder.stages, DeviceStageLink)
+        self._stages: DeviceStageLink | None = decoder.stages
         self._slots = GpuSlots(shape, device)
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(num_slots)
-        self._caches = allocate_caches(
-            spec,
-            num_blocks=shape.num_blocks + 1,
-            block_size=shape.block_size,
-            num_slots=num_slots,
-            dtype=decoder.dtype,
-            device=device,
-            kv_dtype=dtype,
-        )
+        self._caches = decoder.allocate_caches(shape.num_blocks + 1, shape.block_size, dtype, num_slots=num_slots)
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
         self._decode_graphs = DecodeGraphs(shape.max_num_seqs, enable_sharing=self._shares_prefixes)
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs(max_size, device)
-        self._arrivals = torch.zeros(max_size * spec.num_kv_heads, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(max_size * programs_per_decode(spec), dtype=torch.int32, device=device)
         self._mirror = BlockTableMirror(num_slots, self._slots.max_blocks)
         self._next_positions = np.zeros(num_slots, np.int64)
         self._sorted_slots = np.empty(0, np.int64)  # of the last decode step, longest context first
@@ -112,6 +106,7 @@ class GpuRunner:
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * max_size, dtype=torch.int32, pin_memory=True)
+        self._no_results = torch.empty(2, 0, dtype=torch.int32, device=device)
         self._slot_numbers = torch.empty(_RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
             decoder,
@@ -142,10 +137,14 @@ class GpuRunner:
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
         upload = self._upload.begin(self._num_values(plan))
         self._apply_changes(plan, upload)
+        if self._stages is not None:
+            self._stages.pull(plan.num_batched_tokens)
         if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
             ticket = self._decode(plan, upload, masks)
         else:
             ticket = self._mixed(plan, upload, masks)
+        if self._stages is not None:
+            self._stages.push(plan.num_batched_tokens)
         self._upload.end()
         return ticket
 
@@ -177,6 +176,8 @@ class GpuRunner:
         """End after the submitted steps and free graphs, KV cache and slots, even if something still refers to this
         runner."""
         if vars(self):
+            if self._stages is not None:
+                self._stages.flush()
             torch.cuda.synchronize(self._device)
             vars(self).clear()
 
@@ -191,7 +192,8 @@ class GpuRunner:
         writes = plan.table_writes
         places = [] if writes is None else [upload.put(a) for a in (writes.slots, writes.indexes, writes.blocks)]
         entered = self._slots.put(plan.slot_entries, upload)
-        if places or entered:
+        next_tokens = self._put_next_tokens(plan, upload)
+        if places or entered or next_tokens:
             upload.send()
         if places:
             assert writes is not None
@@ -200,14 +202,25 @@ class GpuRunner:
         if entered:
             self._slots.enter(plan.slot_entries, entered, upload)
             self._enter(plan.slot_entries)
+        if next_tokens:
+            self._slots.put_next(*(upload.get(place) for place in next_tokens))
         if plan.copies:
             copies = torch.tensor(plan.copies).pin_memory().to(self._device, non_blocking=True)
             sources, targets = copies.unbind(1)
             ops.copy_blocks(self._caches, sources, targets)
 
+    def _put_next_tokens(self, plan: StepPlan, upload: Upload) -> list[slice]:
+        """Add the tokens that the last stage has sampled: it has them itself."""
+        if plan.next_tokens is None or self._decoder.is_last_stage or not len(plan.next_tokens):
+            return []
+        return [upload.put(plan.slots[: len(plan.next_tokens)]), upload.put(plan.next_tokens)]
+
     def _enter(self, slot_entries: tuple[SlotEntry, ...]) -> None:
         for entry in slot_entries:
             self._next_positions[entry.slot] = entry.num_computed
+        if not self._decoder.is_last_stage:
+            return
+        for entry in slot_entries:
             self._prompt_logprobs.enter(entry)
             self._sampler.enter_slot(
                 entry.slot,
@@ -237,6 +250,9 @@ class GpuRunner:
             numbers.numpy()[:num_seqs] = plan.slots
             self._decode_slots[: graph.size].copy_(numbers, non_blocking=True)
         graph.model.replay()
+        if graph.sampling is None or graph.sampling_filtered is None:
+            self._slots.advance(self._decode_slots[:num_seqs], 1)
+            return self._passed_on(plan)
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
             return self._ticket(plan, self._replay_sampling(sampling))
@@ -244,6 +260,12 @@ class GpuRunner:
         logits = graph.logits[:num_seqs]
         results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
         return self._ticket(plan, results, logprobs)
+
+    def _passed_on(self, plan: StepPlan) -> Ticket:
+        """The ticket of a stage whose hidden states go to the next one: its step has no results."""
+        done = torch.cuda.Event()
+        done.record()
+        return Ticket(plan.step, plan.slots[:0], self._results[0, :0].view(2, 0), None, None, done)
 
     def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
         sampling.graph.replay()
@@ -297,22 +319,29 @@ class GpuRunner:
             shared=self._shared.first(size) if is_sharing else None,
         )
         hidden = self._decoder.hidden(inputs.token_ids, layout, self._caches)
-        return self._decoder.logits(hidden)
+        return self._decoder.logits(hidden) if self._decoder.is_last_stage else hidden
 
     @torch.inference_mode()
     def _capture_graphs(self, on_stage: OnStage) -> None:
-        numbers, total = count(1), self._prefill_graphs.num_graphs + self._decode_graphs.num_graphs
+        decodes = self._decoder.spec.pooler is None
+        num_decode_graphs = self._decode_graphs.num_graphs if decodes else 0
+        numbers, total = count(1), self._prefill_graphs.num_graphs + num_decode_graphs
 
         def captured() -> None:
             on_stage("capture", next(numbers), total)
 
         padding_slot = self._slots.padding_slot
-        capture = Capture(torch.cuda.graph_pool_handle(), self._device, self._decoder.group)
+        pool, is_stage = torch.cuda.graph_pool_handle(), self._stages is not None
+        capture = Capture(pool, self._device, self._decoder.group, is_stage=is_stage)
+        sample = self._sample_decoded if self._decoder.is_last_stage else None
         self._prefill_graphs.warm_up(padding_slot)
-        self._decode_graphs.warm_up(self._forward_decode, self._sample_decoded, self._device)
+        if not decodes:
+            self._prefill_graphs.capture(capture, padding_slot, captured)
+            return
+        self._decode_graphs.warm_up(self._forward_decode, sample, self._device)
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
-        self._decode_graphs.capture(self._forward_decode, self._sample_decoded, capture, captured)
+        self._decode_graphs.capture(self._forward_decode, sample, capture, captured)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._decode_slots[: logits.shape[0]]
@@ -342,8 +371,12 @@ class GpuRunner:
             layout, token_ids = self._layouts.of_step(plan, order, upload)
             outputs = self._compute(plan, token_ids, layout, upload.get(places[2]).long(), ends, spans)
         slots, num_tokens, _, sampling_slots = (upload.get(place) for place in places)
-        logits = self._decoder.logits(outputs.last_hidden)
         self._slots.advance(slots, num_tokens)
+        if not self._decoder.is_last_stage:
+            return self._passed_on(plan)
+        if not len(sampling):
+            return self._ticket(plan, self._no_results, None, outputs)
+        logits = self._decoder.logits(outputs.last_hidden)
         if self._sampler.is_plain(plan.slots[sampling]):
             has_filters = self._sampler.has_filters(plan.slots[sampling])
             results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
@@ -360,7 +393,7 @@ class GpuRunner:
         """Whether the GPU reads the contexts of these slots sooner than the host launches a step: then sharing their
         prefixes gains less than a graph."""
         spec, cache = self._decoder.spec, self._caches[0].keys
-        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * cache.element_size()
+        token_bytes = spec.kv_elements_per_token // spec.num_cache_layers * cache.element_size()
         return int(self._next_positions[slots].sum()) * token_bytes < _SMALL_CONTEXT_BYTES
 
     def _forward_prefill(self, shape: PrefillShape, arrays: list[Tensor]) -> Tensor:
@@ -376,7 +409,10 @@ class GpuRunner:
         host_ends: IntArray,
         spans: tuple[PromptSpan, ...],
     ) -> StepOutputs:
-        """Run the model: hidden states of the tokens at `ends`, prompt log-probabilities and readouts."""
+        """Run the model: hidden states of the tokens at `ends`, prompt log-probabilities and readouts. A stage before
+        the last one passes on those of all tokens."""
+        if not self._decoder.is_last_stage:
+            return StepOutputs(self._decoder.hidden(token_ids, layout, self._caches))
         chunks = plan.readout_chunks
         readouts = lay_out_readouts(chunks, plan.slots, plan.num_tokens) if chunks else None
         if not spans and readouts is None:
@@ -400,7 +436,7 @@ class GpuRunner:
 
     def _splits(self, num_seqs: int) -> Splits:
         spec = self._decoder.spec
-        splits = splits_of(num_seqs, spec.num_kv_heads, spec.head_dim, self._shape.max_model_len)
+        splits = splits_of(num_seqs, programs_per_decode(spec), spec.head_dim, self._shape.max_model_len)
         return replace(splits, arrivals=self._arrivals)
 
     # ---- sampling

@@ -58,7 +58,12 @@ class GpuSlots:
             self.is_finished,
         )
 
-    def advance(self, slots: Tensor, num_tokens: Tensor) -> None:
+    def put_next(self, slots: Tensor, tokens: Tensor) -> None:
+        """Write the token that each slot computes next, which a later stage of the pipeline has sampled."""
+        slots_long = slots.long()
+        self.tokens[slots_long, self.computed[slots_long]] = tokens
+
+    def advance(self, slots: Tensor, num_tokens: Tensor | int) -> None:
         """Count the tokens of a step as computed, except for slots that had ended."""
         slots_long = slots.long()
         self.computed[slots_long] += num_tokens * ~self.is_finished[slots_long]
