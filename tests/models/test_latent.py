@@ -26,7 +26,7 @@ def test_each_half_of_a_head_starts_with_what_rotates() -> None:
         ({"attention_bias": True}, UnsupportedModelError, "attention_bias=True"),
         ({"topk_method": "noaux_tc"}, UnsupportedModelError, "'noaux_tc' is not supported for DeepSeek V2"),
         ({"n_group": 4}, ModelError, "6 experts cannot be chosen from 2 of 4 equal groups"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, r"quantized \(fp8\)"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, UnsupportedModelError, r"quantized \(modelopt\)"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(

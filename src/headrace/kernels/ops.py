@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
+from headrace.kernels.quantized import QuantizedWeight, dequantize
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
@@ -37,6 +38,7 @@ __all__ = [
     "layer_norm",
     "pack_experts",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "record_ranges",
     "relu",
@@ -85,6 +87,16 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
         kernels.pack_linear(weight, bias, as_fp8=True) if as_fp8 else kernels.pack_linear(weight, bias)
     )
     return packed
+
+
+def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+    """Packs a quantized weight matrix for activations of this type. A GPU keeps it in four or eight bits; a CPU
+    computes in float32, and gets it dequantized."""
+    device = weight.values.device
+    if device.type == "cuda":
+        packed: PackedLinear = kernels_for(device, dtype).pack_quantized(weight, bias, dtype)
+        return packed
+    return pack_linear(dequantize(weight).to(dtype), bias)
 
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]

@@ -18,6 +18,7 @@ from headrace.models.stored_tensors import has_head
 from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stored_dtype
 from headrace.models.weights.joined_norms import JoinedNorms
 from headrace.models.weights.mxfp4 import Mxfp4Files
+from headrace.models.weights.quantized_files import QuantizedFiles
 from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
 from headrace.models.weights.source import WeightSource
@@ -99,7 +100,11 @@ def _open_directory(directory: Path, load_format: str) -> Checkpoint:
         files, stored = SafetensorsFiles(directory), family_of_config(config).stored
         if "text_config" in config:
             spec = replace(spec, tie_embeddings=not has_head(files.names()))
-        weights = files if stored.is_ours else Rearranged(JoinedNorms(Mxfp4Files(files)), stored, spec)
+        if spec.quantization is not None:
+            quantized = QuantizedFiles(files, spec.quantization)
+            weights = quantized if stored.is_ours else Rearranged(JoinedNorms(quantized), stored, spec)
+        else:
+            weights = files if stored.is_ours else Rearranged(JoinedNorms(Mxfp4Files(files)), stored, spec)
     return Checkpoint(spec=spec, source=directory, text=TextSource(directory=directory), weights=weights)
 
 

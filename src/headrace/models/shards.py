@@ -140,6 +140,12 @@ class Shards:
         """Number of weights in the rank's matrices of layers."""
         return sum(math.prod(s) for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight"))
 
+    @cached_property
+    def num_expert_params(self) -> int:
+        """Number of weights in the rank's experts, which are among those of its matrices."""
+        shapes = self.tensor_shapes().items()
+        return sum(math.prod(s) for name, s in shapes if ".experts." in name and name.endswith("_proj.weight"))
+
     def tensor_shapes(self) -> dict[str, Shape]:
         shapes = self.whole.tensor_shapes()
         return {name: self.part(name).shape(shape) for name, shape in shapes.items() if self.has(name)}

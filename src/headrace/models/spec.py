@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.models.quantized import StoredQuantization
+
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "clamped_silu", "gelu_tanh", "gelu", "relu", "relu2"]
 Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
@@ -127,6 +129,7 @@ class ModelSpec:
     logit_scale: float | None = None
     logit_softcap: float | None = None
     dtype: str = "float32"  # of the checkpoint
+    quantization: StoredQuantization | None = None  # of the checkpoint's matrices
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 

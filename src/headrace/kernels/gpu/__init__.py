@@ -9,6 +9,7 @@
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts
     fp8.py                  FP8 quantization and scaled GEMMs
+    quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
     allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities
@@ -46,6 +47,7 @@ from headrace.kernels.gpu.norms import (
     rms_norm,
     rms_norm_fp8,
 )
+from headrace.kernels.gpu.quantized import pack_quantized
 from headrace.kernels.gpu.rope import rope_and_store
 from headrace.kernels.gpu.routing import route
 from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
@@ -69,6 +71,7 @@ __all__ = [
     "layer_norm_fp8",
     "pack_experts",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "quantize_rows",
     "relu",

@@ -31,12 +31,11 @@ class Fp8Linear:
 
     takes_fp8 = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        rows = quantize_rows(weight)
+    def __init__(self, rows: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = rows.values.t()  # [K, N], columns contiguous
         self._scales = rows.scales.t().contiguous()  # [1, N]
         self._bias = bias
-        self._dtype = weight.dtype
+        self._dtype = dtype
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         rows = quantize_rows(x) if isinstance(x, Tensor) else x
@@ -55,9 +54,13 @@ class Fp8Linear:
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
     """Quantizes the weight if asked, unless a side is no multiple of 16, which the GEMM requires."""
-    if as_fp8 and all(size % _MULTIPLE == 0 for size in weight.shape):
-        return Fp8Linear(weight, bias)
+    if as_fp8 and can_multiply(weight.shape):
+        return Fp8Linear(quantize_rows(weight), bias, weight.dtype)
     return PackedLinear(weight, bias)
+
+
+def can_multiply(shape: torch.Size) -> bool:
+    return all(size % _MULTIPLE == 0 for size in shape)
 
 
 def empty_fp8_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 from headrace.models.spec import Shape
 from headrace.models.weights.rearranged import StoredFiles
 from headrace.models.weights.safetensors_files import Region
+from headrace.models.weights.source import Slice
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 _OF_HEAD = re.compile(r"(.*\.self_attn\.[qk]_layernorm)\.norms\.\d+\.weight")
 
@@ -36,6 +40,9 @@ class JoinedNorms:
         for region in regions:
             for row, head in enumerate(region.rows, start=region.first_row):
                 self._files.fill_regions(_of_head(name, head), out[row], [Region(region.columns, range(1))])
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return None if name in self._num_heads else self._files.quantized(name, device, part)
 
     def read_ahead(self, name: str) -> None:
         self._files.read_ahead(_of_head(name, self._num_heads[name] - 1) if name in self._num_heads else name)

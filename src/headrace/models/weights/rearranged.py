@@ -13,7 +13,10 @@ from headrace.models.weights.safetensors_files import Region
 from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 
 class StoredFiles(Protocol):
@@ -24,6 +27,8 @@ class StoredFiles(Protocol):
     def shape(self, name: str) -> Shape: ...
 
     def fill_regions(self, name: str, out: Tensor, regions: Iterable[Region]) -> None: ...
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None: ...
 
     def read_ahead(self, name: str) -> None: ...
 
@@ -55,6 +60,18 @@ class Rearranged:
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        """A matrix of its own, or consecutive rows of a fused one; others are dequantized."""
+        stored = self._parts[name]
+        whole = self._files.shape(stored.name)
+        if stored.member is not None or stored.num_groups > 1 or len(whole) != 2 or stored.transposes(whole):
+            return None
+        num_rows, *_ = self.shape(name)
+        rows = range(num_rows) if part is None else part.rows
+        first = stored.first_row
+        moved = Slice(range(first + rows.start, first + rows.stop), None if part is None else part.columns)
+        return self._files.quantized(stored.name, device, moved)
 
     @property
     def num_bytes_read(self) -> int:
