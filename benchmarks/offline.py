@@ -59,7 +59,7 @@ LIMIT_SECONDS = {
     ("llama-3.1-8b", "prefill", "fp8"): 26.0,
     ("llama-3.1-8b", "prefix", "fp8"): 8.0,
 }
-WORKLOADS = ("chat", "prefill", "decode", "prefix")
+WORKLOADS = ("chat", "prefill", "decode", "prefix", "few", "alone")
 FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 
 

@@ -25,7 +25,9 @@ FinishReason = Literal["stop", "length", "abort"]
 Pooling = Literal["last", "mean"]
 
 _LARGEST = 2**31 - 1  # of parameters that become int32 values on the device
-MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
+NUM_DEVICE_STOPS = (
+    16  # stop ids of a sequence that the device knows, end of sequence included; the host finds the others
+)
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_SEQUENCES = 16_384  # of one request: `n` and `best_of`
 MAX_LOGPROBS = 20

@@ -140,11 +140,13 @@ def test_min_tokens_delays_a_stop_string(llm: LLM) -> None:
     assert len(output.outputs[0].token_ids) >= 12
 
 
-def test_a_stop_token_ends_the_answer_and_is_its_last_token(llm: LLM) -> None:
+@pytest.mark.parametrize("num_others", [0, 100])  # the device knows few of them
+def test_a_stop_token_ends_the_answer_and_is_its_last_token(llm: LLM, num_others: int) -> None:
     (output,) = llm.generate("abc", GREEDY, use_tqdm=False)
     stop = output.outputs[0].token_ids[4]
     first = output.outputs[0].token_ids.index(stop)
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop_token_ids=[stop])
+    others = [token for token in range(200) if token not in output.outputs[0].token_ids][:num_others]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop_token_ids=[*others, stop])
     (stopped,) = llm.generate("abc", params, use_tqdm=False)
     answer = stopped.outputs[0]
     assert answer.token_ids == output.outputs[0].token_ids[: first + 1]
@@ -158,6 +160,12 @@ def test_min_tokens_delays_a_stop_token(llm: LLM) -> None:
     (delayed,) = llm.generate("abc", params, use_tqdm=False)
     assert len(delayed.outputs[0].token_ids) >= 3
     assert stop not in delayed.outputs[0].token_ids[:3]
+
+
+def test_min_tokens_with_more_stop_ids_than_the_device_knows_is_refused_with_the_numbers(llm: LLM) -> None:
+    params = SamplingParams(min_tokens=2, ignore_eos=True, stop_token_ids=list(range(17)))
+    with pytest.raises(RequestError, match=r"min_tokens with 17 stop token ids.* at most 16"):
+        llm.generate("abc", params, use_tqdm=False)
 
 
 def test_logprobs_include_the_sampled_token_and_the_most_likely_ones(llm: LLM) -> None:

@@ -205,3 +205,23 @@ def test_fp8_gemms_match_their_reference(place: Place, num_tokens: int, num_chos
     assert packed.takes_fp8
     assert relative_error(packed(x, routes, weighs=weighs), expected) < 0.02
     assert relative_error(packed(gpu.quantize_rows(x), routes, weighs=weighs), expected) < 0.02
+
+
+@cases(
+    "num_tokens num_experts num_chosen num_columns width",
+    gpu=[(*case, *shape) for case in [*GEMMS, (4000, 64, 4)] for shape in [(512, 256), (272, 136)]],
+    interpreted=[(*GEMMS[1], 128, 64), (*GEMMS[2], 80, 40)],
+)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_expert_gemms_match_their_reference(
+    place: Place, num_tokens: int, num_experts: int, num_chosen: int, num_columns: int, width: int, activation: str
+) -> None:
+    from headrace.kernels import gpu
+
+    routes = uneven_routes(place, num_tokens, num_experts, num_chosen)
+    weight, x = place.randn(num_experts, num_columns, width) * width**-0.5, place.randn(num_tokens, width)
+    activate = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}[activation]
+    expected = activate(reference.pack_experts(weight)(x, routes))
+    assert (
+        relative_error(gpu.gated_experts(gpu.pack_experts(weight), x, routes, activation), expected) < 2 * place.error
+    )

@@ -99,6 +99,7 @@ def test_an_output_directory_appears_when_it_is_whole(tmp_path: Path) -> None:
     output = OutputDirectory(tmp_path / "out", max_file_bytes=500)
     for name in "abc":
         output.add({name: torch.ones(100)})
+    output.complete()
     assert not (tmp_path / "out").exists()
     output.publish()
     names = sorted(path.name for path in (tmp_path / "out").iterdir())

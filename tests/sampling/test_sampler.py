@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.errors import RequestError
 from headrace.sampling import Sampled, Sampler
 from headrace.sampling.columns import Columns
 from headrace.sampling.feature import Column
 from headrace.sampling.features import FEATURES
 from headrace.sampling.min_tokens import MinTokens
 from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
-from headrace.types import MAX_STOP_TOKEN_IDS, SamplingParams
+from headrace.types import NUM_DEVICE_STOPS, SamplingParams
 
 VOCAB_SIZE = 300
 
@@ -172,11 +171,9 @@ def test_a_stop_id_outside_the_vocabulary_has_no_effect():
     assert sample(sampler, peaked(4, 7), [0, 1]).tokens.tolist() == [4, 7]
 
 
-def test_more_stop_ids_than_a_slot_holds_are_refused_with_the_numbers():
+def test_a_stop_id_that_is_given_twice_counts_once():
     sampler = Sampler(1, VOCAB_SIZE)
-    with pytest.raises(RequestError, match=rf"at most {MAX_STOP_TOKEN_IDS}.*got {MAX_STOP_TOKEN_IDS + 1}"):
-        enter_slot(sampler, 0, stops=range(MAX_STOP_TOKEN_IDS + 1))
-    enter_slot(sampler, 0, temperature=0.0, stops=[*range(MAX_STOP_TOKEN_IDS), 3, 3])  # the same twice is one
+    enter_slot(sampler, 0, temperature=0.0, stops=[3, 3, *range(NUM_DEVICE_STOPS)])
     assert sample(sampler, peaked(15), [0]).finished.tolist() == [STOPPED]
 
 

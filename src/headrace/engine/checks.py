@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.errors import RequestError
 from headrace.sched import SchedulerLimits
-from headrace.types import MAX_STOP_TOKEN_IDS, Request
+from headrace.types import NUM_DEVICE_STOPS, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class RequestChecks:
         if self.vocab_size is not None:
             request.params.check_vocabulary(self.vocab_size)
         num_stops = len(self.stop_token_ids(request))
-        if num_stops > MAX_STOP_TOKEN_IDS:
+        if request.params.min_tokens and num_stops > NUM_DEVICE_STOPS:
             raise RequestError(
-                f"{num_stops} stop token ids, end of sequence included, are more than the "
-                f"{MAX_STOP_TOKEN_IDS} that are supported; use stop strings for the rest",
+                f"min_tokens with {num_stops} stop token ids, end of sequence included: at most {NUM_DEVICE_STOPS} can "
+                "be kept out of an answer; leave out min_tokens, or some of the ids",
                 param="stop_token_ids",
             )
 

@@ -17,7 +17,18 @@ class Fp8Rows:
     scales: Tensor  # [T, 1] float32
 
 
-Rows = Tensor | Fp8Rows  # the input of a linear layer
+@dataclass(frozen=True, slots=True)
+class UnnormedRows:
+    """Rows before their RMS norm, for a linear layer that computes it (`ops.takes_unnormed`)."""
+
+    x: Tensor  # [T, K]
+    residual: Tensor | None  # [T, K], added to x before the norm
+    total: Tensor | None  # [T, K], out: the sum, the new residual stream
+    weight: Tensor  # [K] float32, of the norm
+    eps: float
+
+
+Rows = Tensor | Fp8Rows | UnnormedRows  # the input of a linear layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,7 @@ class Routes:
     weights: Tensor  # [R] float32
     order: Tensor  # [R] int32, the routes, sorted by expert
     ends: Tensor  # [E] int32, where each expert's routes end in `order`
+    chosen: Tensor | None = None  # [R] int32, the expert of each route, where a kernel reads it
 
 
 @dataclass(frozen=True, slots=True)

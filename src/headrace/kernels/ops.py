@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout, UnnormedRows
 from headrace.kernels.quantized import QuantizedWeight, dequantize
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
@@ -25,6 +25,7 @@ __all__ = [
     "Routes",
     "Rows",
     "StepLayout",
+    "UnnormedRows",
     "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
@@ -32,6 +33,9 @@ __all__ = [
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
+    "experts_of_few_tokens",
+    "gated_experts",
+    "gated_linear",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -48,6 +52,9 @@ __all__ = [
     "route",
     "silu_and_mul",
     "soft_cap",
+    "sum_routes",
+    "takes_few_tokens",
+    "takes_unnormed",
     "warm_up",
 ]
 
@@ -99,11 +106,65 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dt
     return pack_linear(dequantize(weight).to(dtype), bias)
 
 
+def takes_unnormed(linear: PackedLinear, x: Tensor) -> bool:
+    """Whether the layer computes the RMS norm before it as well, for rows of this shape: it then takes
+    `UnnormedRows`."""
+    if x.device.type != "cuda":
+        return False
+    found: bool = kernels_for(x.device, x.dtype).takes_unnormed(linear, x)
+    return found
+
+
+def gated_linear(linear: PackedLinear, x: Rows, activation: str, *, as_fp8: bool = False) -> Rows:
+    """Multiplies by gate and up, the halves of the layer's output, then applies the activation to the gate and
+    multiplies it by up. [T, K] -> [T, N / 2]"""
+    if not as_fp8 and isinstance(x, Tensor | UnnormedRows):
+        rows = x if isinstance(x, Tensor) else x.x
+        kernels = kernels_for(rows.device, rows.dtype)
+        if rows.device.type == "cuda" and kernels.fuses_gate(linear, activation):
+            out: Tensor = kernels.gated_linear(linear, x, activation)
+            return out
+    return _GATED[activation](linear(x), as_fp8=as_fp8)
+
+
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
     """Packs the weight matrices of a mixture of experts."""
     kernels = kernels_for(weight.device, weight.dtype)
     packed: PackedExperts = kernels.pack_experts(weight, as_fp8=True) if as_fp8 else kernels.pack_experts(weight)
     return packed
+
+
+def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str) -> Rows:  # [T, K] -> [R, N / 2]
+    """Multiplies each route's token by gate and up of its expert, and applies the activation, in the type that a second
+    layer of the same kind takes."""
+    if x.device.type == "cuda" and not up.takes_fp8 and activation != "clamped_silu":
+        out: Tensor = kernels_for(x.device, x.dtype).gated_experts(up, x, routes, activation)
+        return out
+    return _GATED[activation](up(x, routes), as_fp8=up.takes_fp8)
+
+
+def sum_routes(x: Tensor, num_chosen: int) -> Tensor:  # [T * num_chosen, H] -> [T, H]
+    """Sums the routes of each token."""
+    if x.device.type == "cuda":
+        out: Tensor = kernels_for(x.device, x.dtype).sum_routes(x, num_chosen)
+        return out
+    return x.view(-1, num_chosen, x.shape[1]).sum(1)
+
+
+def takes_few_tokens(up: PackedExperts, down: PackedExperts, x: Tensor, activation: str) -> bool:
+    """Whether `experts_of_few_tokens` computes these experts for rows of this shape."""
+    if x.device.type != "cuda":
+        return False
+    found: bool = kernels_for(x.device, x.dtype).takes_few_tokens(up, down, x, activation)
+    return found
+
+
+def experts_of_few_tokens(
+    up: PackedExperts, down: PackedExperts, x: Tensor, routes: Routes, activation: str
+) -> Tensor:  # [T, H] -> [T, H]
+    """Computes the whole MLP of each route's expert, and sums the weighted results of each token."""
+    out: Tensor = kernels_for(x.device, x.dtype).experts_of_few_tokens(up, down, x, routes, activation)
+    return out
 
 
 def route(
@@ -116,6 +177,7 @@ def route(
     jitter: float = 0.0,
     num_groups: int = 1,
     num_groups_chosen: int = 1,
+    sorts: bool = True,  # False: `order` and `ends` of the routes may be left empty
 ) -> Routes:
     """Routes each token to the `num_chosen` experts of its highest logits; with a `correction`, to those of the highest
     scores (sigmoid or softmax of the logits) plus correction. Experts in groups: only those of the groups with the
@@ -127,6 +189,8 @@ def route(
     larger of the two (sparsemixer)."""
     route = kernels_for(logits.device, logits.dtype).route
     groups = {"num_groups": num_groups, "num_groups_chosen": num_groups_chosen}
+    if not sorts:
+        groups["sorts"] = False
     routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter, **groups)
     return routes
 
@@ -234,6 +298,9 @@ def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.clamped_silu_and_mul_fp8(gate_up) if as_fp8 else kernels.clamped_silu_and_mul(gate_up)
     return out
+
+
+_GATED = {"silu": silu_and_mul, "clamped_silu": clamped_silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
 def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout, UnnormedRows
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -44,6 +44,7 @@ class Fp8Linear:
         self._dtype = weight.dtype
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
+        assert not isinstance(x, UnnormedRows)
         rows = quantize_rows(x) if isinstance(x, Tensor) else x
         out = (rows.values.float() @ self._weight.values.float().t()) * rows.scales * self._weight.scales.t()
         return (out if self._bias is None else out + self._bias.float()).to(self._dtype)
@@ -63,6 +64,7 @@ class PackedExperts:
         self._num_columns, self._dtype = weight.shape[1], weight.dtype
 
     def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
+        assert not isinstance(x, UnnormedRows)
         num_routes, num_rows = routes.order.shape[0], (x if isinstance(x, Tensor) else x.values).shape[0]
         routes_per_row = num_routes // num_rows if num_rows else 1
         out = torch.empty(num_routes, self._num_columns, dtype=self._dtype, device=routes.order.device)
@@ -80,7 +82,7 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     return PackedExperts(weight, Fp8Linear if as_fp8 else PackedLinear)
 
 
-def _rows_at(x: Rows, indexes: Tensor) -> Rows:
+def _rows_at(x: Tensor | Fp8Rows, indexes: Tensor) -> Rows:
     return x[indexes] if isinstance(x, Tensor) else Fp8Rows(x.values[indexes], x.scales[indexes])
 
 

@@ -66,16 +66,16 @@ class Decoder:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed = _normed(x, residual, layer.attention_norm, as_fp8=layer.attention.qkv.takes_fp8)
+            normed, residual = _normed(x, residual, layer.attention_norm, layer.attention.qkv)
             if kept is not None and layer is self.layers[-1]:
                 x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
             else:
                 x = layer.attention(normed, layout, cache)
             if layer.is_parallel:
-                x.add_(_feed(layer, None, residual))
+                x.add_(_feed(layer, None, residual)[0])
                 continue
             x = _post_normed(x, layer.attention_post_norm)
-            x = _feed(layer, x, residual)
+            x, residual = _feed(layer, x, residual)
             x = _post_normed(x, layer.mlp_post_norm)
         residual = residual if x is None else residual.add_(x)
         if not self.is_last_stage:
@@ -95,22 +95,30 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> Tensor:
-    """Runs the MLP on the residual stream with x added."""
-    normed = _normed(x, residual, layer.mlp_norm, as_fp8=layer.mlp.takes_fp8)
+def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs the MLP on the residual stream with x added. Returns its output and the residual stream."""
     if isinstance(layer.mlp, Mlp):
-        return layer.mlp(normed)
+        normed, residual = _normed(x, residual, layer.mlp_norm, layer.mlp.up)
+        return layer.mlp(normed), residual
+    normed, residual = _normed(x, residual, layer.mlp_norm, None)
     assert isinstance(normed, Tensor)
-    return layer.mlp(normed)
+    return layer.mlp(normed), residual
 
 
-def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, *, as_fp8: bool) -> ops.Rows:
-    """Adds x to the residual stream and norms it, in the type that the next linear layer takes."""
+def _normed(
+    x: Tensor | None, residual: Tensor, norm: Norm | None, linear: ops.PackedLinear | None
+) -> tuple[ops.Rows, Tensor]:
+    """Adds x to the residual stream and norms it, in the form that the next linear layer takes, if there is only one.
+    Returns the rows and the residual stream."""
     if norm is None:
-        return residual if x is None else residual.add_(x)
+        residual = residual if x is None else residual.add_(x)
+        return residual, residual
+    if linear is not None and norm.bias is None and ops.takes_unnormed(linear, residual):
+        return norm.left_to_linear(x, residual)
+    as_fp8 = linear is not None and linear.takes_fp8
     if x is None:
-        return norm(residual, as_fp8=as_fp8)
-    return norm.of_sum(x, residual, as_fp8=as_fp8)
+        return norm(residual, as_fp8=as_fp8), residual
+    return norm.of_sum(x, residual, as_fp8=as_fp8), residual
 
 
 def _post_normed(x: Tensor, norm: Norm | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,6 +35,14 @@ class Norm:
         if self.bias is None:
             return ops.add_rms_norm(x, residual, self.weight, self.eps, as_fp8=as_fp8)
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, as_fp8=as_fp8)
+
+    def left_to_linear(self, x: Tensor | None, residual: Tensor) -> tuple[ops.UnnormedRows, Tensor]:
+        """Leaves the norm, and the addition of x, to the linear layer that follows. Returns its input and the residual
+        stream, which that layer fills."""
+        if x is None:
+            return ops.UnnormedRows(residual, None, None, self.weight, self.eps), residual
+        total = torch.empty_like(residual)
+        return ops.UnnormedRows(x, residual, total, self.weight, self.eps), total
 
     def plain(self, x: Tensor) -> Tensor:
         """Returns the norm in the type of x, never in FP8."""
@@ -133,5 +142,6 @@ class Mlp:
         return self.up.takes_fp8
 
     def __call__(self, x: Rows) -> Tensor:  # [T, H]
-        activate = (GATED if self.is_gated else _PLAIN)[self.activation]
-        return self.down(activate(self.up(x), as_fp8=self.down.takes_fp8))
+        if self.is_gated:
+            return self.down(ops.gated_linear(self.up, x, self.activation, as_fp8=self.down.takes_fp8))
+        return self.down(_PLAIN[self.activation](self.up(x), as_fp8=self.down.takes_fp8))

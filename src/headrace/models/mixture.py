@@ -48,6 +48,7 @@ class Mixture:
         return False  # the router needs unquantized rows; experts quantize their own
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, H]
+        takes_few = self._is_plain and ops.takes_few_tokens(self.up, self.down, x, self.activation)
         routes = ops.route(
             self.router(x),
             self.num_chosen,
@@ -57,23 +58,43 @@ class Mixture:
             jitter=self.jitter,
             num_groups=self.num_groups,
             num_groups_chosen=self.num_groups_chosen,
+            sorts=not takes_few,
         )
+        if takes_few:
+            out = ops.experts_of_few_tokens(self.up, self.down, x, routes, self.activation)
+        else:
+            out = self._of_routes(x, routes)
+        out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
+        return out if self.group is None else self.group.all_reduce(out)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each route is a gated MLP, whose output is weighted, on this rank."""
+        has_bias = self.up_bias is not None or self.down_bias is not None
+        return self.experts is None and not has_bias and not self.weighs_input
+
+    def _of_routes(self, x: Tensor, routes: ops.Routes) -> Tensor:  # [T, H]
         if self.experts is not None:
             routes = routes_to(self.experts, routes)
-        # The first GEMM is linear: scaling its output is scaling its input.
-        wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
-        if self.up_bias is not None:
-            wide += self.up_bias[_experts_of(routes)]
-        narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
+        narrow = self._narrow(x, routes)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
         if self.down_bias is not None:
             out += (self.down_bias[_experts_of(routes)] * routes.weights[:, None]).to(out.dtype)
         if self.experts is not None:
             out = out.masked_fill_(_has_other_expert(routes)[:, None], 0.0)
         if self.num_chosen > 1:
-            out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
-        out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
-        return out if self.group is None else self.group.all_reduce(out)
+            out = ops.sum_routes(out, self.num_chosen)
+        return out
+
+    def _narrow(self, x: Tensor, routes: ops.Routes) -> ops.Rows:  # [T * num_chosen, I]
+        """Multiplies by gate and up, and applies the activation."""
+        if self.up_bias is None and not self.weighs_input:
+            return ops.gated_experts(self.up, x, routes, self.activation)
+        # The first GEMM is linear: scaling its output is scaling its input.
+        wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
+        if self.up_bias is not None:
+            wide += self.up_bias[_experts_of(routes)]
+        return GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
 
     def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
         out = shared(x)

@@ -51,10 +51,13 @@ class OutputDirectory:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         (self.partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
-    def publish(self) -> None:
-        """Writes what is left, and gives the directory its name."""
+    def complete(self) -> None:
+        """Writes what is left: from now on the partial directory can be read."""
         self._write_file()
         self._name_files()
+
+    def publish(self) -> None:
+        """Gives the complete directory its name."""
         for path in self.partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

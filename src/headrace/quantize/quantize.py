@@ -73,6 +73,7 @@ def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done,
     inputs = None if request.data is None else _record(decoder, checkpoint, request, on_stage)
     del decoder
     _write(checkpoint, config, request, inputs, output, on_stage)
+    output.complete()
     after: Scores | None = None
     if before is not None:
         written = open_checkpoint(str(output.partial))

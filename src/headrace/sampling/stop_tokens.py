@@ -1,4 +1,7 @@
-"""stop_token_ids and the end-of-sequence tokens: sampling one ends the sequence."""
+"""stop_token_ids and the end-of-sequence tokens: sampling one ends the sequence.
+
+The device knows the first `NUM_DEVICE_STOPS` of a sequence; the scheduler finds the others in the results of steps.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,23 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from headrace.errors import RequestError
 from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import STOPPED
-from headrace.types import MAX_STOP_TOKEN_IDS
+from headrace.types import NUM_DEVICE_STOPS
 
 NO_TOKEN = -1  # padding where a slot has fewer stop ids than the column is wide
 
 
 class StopTokens:
     params = ("stop_token_ids", "ignore_eos")
-    columns = (Column("stop_token_ids", np.int64, NO_TOKEN, width=MAX_STOP_TOKEN_IDS),)
+    columns = (Column("stop_token_ids", np.int64, NO_TOKEN, width=NUM_DEVICE_STOPS),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:
         return bool(sequence.stop_token_ids)
 
     def settings(self, sequence: SequenceSettings) -> Mapping[str, tuple[int, ...]]:
-        ids = sequence.stop_token_ids
-        if len(ids) > MAX_STOP_TOKEN_IDS:
-            raise RequestError(
-                f"stop_token_ids can be at most {MAX_STOP_TOKEN_IDS}, end of sequence included, got {len(ids)}; "
-                "use stop strings for the rest",
-                param="stop_token_ids",
-            )
-        return {"stop_token_ids": ids + (NO_TOKEN,) * (MAX_STOP_TOKEN_IDS - len(ids))}
+        ids = sequence.stop_token_ids[:NUM_DEVICE_STOPS]
+        return {"stop_token_ids": ids + (NO_TOKEN,) * (NUM_DEVICE_STOPS - len(ids))}
 
     def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
         is_stop = (batch.column("stop_token_ids", rows) == tokens[rows, None]).any(dim=1)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from time import monotonic
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import RequestError
 from headrace.histogram import Histogram
@@ -432,6 +433,8 @@ class Scheduler:
         for chunk in result.prompt_logprobs:
             if self.slots.since[chunk.slot] <= result.step:
                 self._events.take_prompt_logprobs(chunk)
+        if self.slots.with_more_stops:
+            self._find_more_stops(slots, tokens, finished)
         is_over = (finished != UNFINISHED) | (self.slots.known[slots] >= self.slots.end[slots])
         events = []
         for position in np.flatnonzero(is_over | self.slots.is_watched[slots]).tolist():
@@ -447,6 +450,16 @@ class Scheduler:
             if self.slots.since[readout_result.slot] <= result.step:
                 events += self._take_readout(readout_result)
         return events
+
+    def _find_more_stops(self, slots: IntArray, tokens: IntArray, finished: npt.NDArray[np.uint8]) -> None:
+        """Mark sequences whose token is a stop id that the device does not know."""
+        for position, slot in enumerate(slots.tolist()):
+            if slot not in self.slots.with_more_stops or finished[position] == BROKEN:
+                continue
+            sequence = self.slots.sequences[slot]
+            assert sequence is not None
+            if int(tokens[position]) in sequence.stop_token_ids:
+                finished[position] = STOPPED
 
     def _note_times(self, slots: IntArray, now: float) -> None:
         for slot in self._token_gaps.take(slots, now).tolist():

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from headrace.kv import BlockTable
 from headrace.steps import ReadoutResult
-from headrace.types import Request, SequenceTiming, TokenIds, TokenLogprobs
+from headrace.types import NUM_DEVICE_STOPS, Request, SequenceTiming, TokenIds, TokenLogprobs
 
 
 class State(Enum):
@@ -45,6 +45,11 @@ class Sequence:
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def has_more_stops(self) -> bool:
+        """Whether it has more stop ids than the device knows."""
+        return len(self.stop_token_ids) > NUM_DEVICE_STOPS
 
     @property
     def timing(self) -> SequenceTiming:

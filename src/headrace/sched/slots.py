@@ -52,6 +52,7 @@ class SlotTable:
         self.is_watched = np.zeros(num_slots, np.bool_)  # its next token is delivered at once
         self.priority = np.zeros(num_slots, np.int64)
         self.is_background = np.zeros(num_slots, np.bool_)  # see Request
+        self.with_more_stops: set[int] = set()  # slots whose stop ids the device does not know all of
         self._is_decoding = np.zeros(num_slots, np.bool_)
         self._decoding: IntArray | None = None
         self._chosen: _Chosen | None = None
@@ -110,10 +111,13 @@ class SlotTable:
         self.is_watched[slot] = sequence.delivers_next_token
         self.priority[slot] = sequence.request.priority
         self.is_background[slot] = sequence.request.is_background
+        if sequence.has_more_stops:
+            self.with_more_stops.add(slot)
         return slot
 
     def vacate(self, slot: int) -> None:
         self.sequences[slot] = None
+        self.with_more_stops.discard(slot)
         self.since[slot] = NEVER
         self.total[slot] = self.capacity[slot] = 0
         if self._is_decoding[slot]:

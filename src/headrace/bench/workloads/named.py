@@ -154,6 +154,8 @@ NAMED = {
     "prefill": Named(_fixed(2048, 64), 1000, 1, "documents of 2,048 tokens, 64 out: classification, extraction"),
     "decode": Named(_fixed(128, 1024), 1000, 2, "128 tokens in, 1,024 out: synthetic data"),
     "prefix": Named(_prefix, 2000, 3, "32 shared system prompts of 1,536 tokens, 128 of their own, 128 out"),
+    "few": Named(_fixed(512, 512), 16, 4, "16 sequences of 512 tokens in, 512 out"),
+    "alone": Named(_fixed(512, 512), 1, 5, "one sequence of 512 tokens in, 512 out"),
     "random": Named(_random, 256, 0, "--input-len and --output-len, with --spread and shared prefixes"),
     "uniform": Named(_uniform, 128, 0, "chat messages: short questions, 64 tokens out; the CPU's benchmark"),
     "mixed": Named(_mixed, 256, 7, "the same questions with long-tailed answers of 4 to 256 tokens"),

@@ -7,9 +7,12 @@
     flash.py, gather_kv.py  FlashAttention-3 for prefills, where it is installed
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
-    routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts
+    routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
+    few_experts.py          the same for a few tokens
+    linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
     fp8.py                  FP8 quantization and scaled GEMMs
     quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
+    dependent_launch.py     kernels that are set up while the one before them runs
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
     allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities
@@ -35,8 +38,15 @@ from headrace.kernels.gpu.activation import (
 )
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
-from headrace.kernels.gpu.experts import pack_experts
-from headrace.kernels.gpu.fp8 import pack_linear, quantize_rows
+from headrace.kernels.gpu.experts import (
+    experts_of_few_tokens,
+    gated_experts,
+    pack_experts,
+    sum_routes,
+    takes_few_tokens,
+)
+from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.linear import fuses_gate, gated_linear, pack_linear, takes_unnormed
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
     add_layer_norm_fp8,
@@ -61,6 +71,10 @@ __all__ = [
     "apply_bitmask",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
+    "experts_of_few_tokens",
+    "fuses_gate",
+    "gated_experts",
+    "gated_linear",
     "gelu",
     "gelu_fp8",
     "gelu_tanh",
@@ -85,4 +99,7 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",
+    "sum_routes",
+    "takes_few_tokens",
+    "takes_unnormed",
 ]

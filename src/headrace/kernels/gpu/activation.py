@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.fp8 import empty_fp8_rows, quantize_rows, store_fp8_row
 from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
@@ -54,7 +55,9 @@ def _gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
-        _gate[(num_tokens, triton.cdiv(width, _BLOCK))](gate_up, out, width, IS_GELU=is_gelu, BLOCK=_BLOCK, num_warps=4)
+        _gate[(num_tokens, triton.cdiv(width, _BLOCK))](
+            gate_up, out, width, IS_GELU=is_gelu, BLOCK=_BLOCK, num_warps=4, **dependent_launch(gate_up.device)
+        )
     return out
 
 
@@ -90,7 +93,8 @@ def _gated_columns(gate_up, token, columns, width, IS_GELU: tl.constexpr):
 
 
 @triton.jit
-def _gate(gate_up, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(gate_up, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
+    wait_for_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gated = _gated_columns(gate_up, token, columns, width, IS_GELU)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, first_seen, in_dot_dtype, widen_fp8
+from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
 from headrace.kernels.gpu.shared_attention import SHARED_SPLITS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -92,13 +93,16 @@ def decode_attention(
         HAS_SINKS=sinks is not None,
         IN_PAIRS=is_fp8,
         IS_INTERPRETED=triton.knobs.runtime.interpret,
+        MERGED_TOGETHER=_MERGED_TOGETHER,
         num_warps=num_warps,
         num_stages=num_stages,
         **common,
+        **dependent_launch(q.device),
     )
 
 
 MAX_SPLITS = 32
+_MERGED_TOGETHER = 4
 
 
 def _decode_shape(head_dim: int, *, is_fp8: bool) -> tuple[int, int, int]:
@@ -147,10 +151,16 @@ def _decode(
     HAS_SINKS: tl.constexpr,
     IN_PAIRS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
+    MERGED_TOGETHER: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Reads FP8 values as 16-bit pairs of dimensions: a GPU can transpose tiles of 16-bit words for its dot
-    products, but not of bytes."""
+    products, but not of bytes.
+
+    What is read before the wait describes the step: kernels wrote it before the step's first plain launch, the lookup
+    of the embeddings, so it is complete when any kernel after that starts."""
+    let_next_start(IS_DEPENDENT)
     head, item = tl.program_id(0), tl.program_id(1)
     seq, split = item, 0
     is_split = False
@@ -162,6 +172,8 @@ def _decode(
         else:
             seq = item - num_split_seqs * (num_splits - 1)
     context_len = tl.load(context_lens + seq)
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
+    wait_for_kernels_before(IS_DEPENDENT)
     if context_len == 0:  # padding
         return
     first = 0
@@ -186,7 +198,6 @@ def _decode(
     is_head = (rows[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
     at = q + seq.to(tl.int64) * q_stride + (head * GROUP + rows[:, None]) * HEAD_DIM + dims[None, :]
     query = in_dot_dtype(tl.load(at, mask=is_head, other=0.0), keys)
-    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
@@ -249,10 +260,22 @@ def _decode(
         if tl.atomic_add(arrival, 1, sem="acq_rel") < count - 1:
             return
         tl.store(arrival, 0)  # the next kernel expects zeros
-        for other in range(count):
-            if other != split:
+        for first_other in range(0, count, MERGED_TOGETHER):
+            # Their loads are issued together: one after the other, each would wait for the one before.
+            for step in tl.static_range(MERGED_TOGETHER):
+                other = first_other + step
+                is_mine = (rows < GROUP) & (other < count) & (other != split)
                 highest, total, mixed = _merge_partial(
-                    highest, total, mixed, partial, sums, place + other, rows < GROUP, is_head, dims, HEAD_DIM
+                    highest,
+                    total,
+                    mixed,
+                    partial,
+                    sums,
+                    place + other,
+                    is_mine,
+                    is_mine[:, None] & is_head,
+                    dims,
+                    HEAD_DIM,
                 )
     if HAS_SHARED:
         is_mine = (rows < GROUP) & (shared_len > 0)

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, Rows
-from headrace.kernels.reference import FP8, PackedLinear
+from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows
+from headrace.kernels.reference import FP8
 
 FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
 _MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
@@ -38,6 +38,7 @@ class Fp8Linear:
         self._dtype = dtype
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
+        assert not isinstance(x, UnnormedRows)
         rows = quantize_rows(x) if isinstance(x, Tensor) else x
         if rows.values.shape[0] == 0:
             return torch.empty((0, self._weight.shape[1]), dtype=self._dtype, device=rows.values.device)
@@ -50,13 +51,6 @@ class Fp8Linear:
             out_dtype=self._dtype,
             use_fast_accum=True,
         )
-
-
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
-    """Quantizes the weight if asked, unless a side is no multiple of 16, which the GEMM requires."""
-    if as_fp8 and can_multiply(weight.shape):
-        return Fp8Linear(quantize_rows(weight), bias, weight.dtype)
-    return PackedLinear(weight, bias)
 
 
 def can_multiply(shape: torch.Size) -> bool:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
 
 PACK_LEN = 128  # weights of a row that are packed together
@@ -78,6 +79,7 @@ class Int4Linear:
             HAS_TAIL=self._width % PACK_LEN != 0,
             num_warps=num_warps,
             num_stages=num_stages,
+            **dependent_launch(x.device),
         )
 
     def widened(self) -> Tensor:  # [N, K]
@@ -185,8 +187,10 @@ def _multiply(
     GROUPS: tl.constexpr,  # of 128 weights: 1, 2 or 4
     HAS_ZEROS: tl.constexpr,
     HAS_TAIL: tl.constexpr,  # the last block has fewer weights
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes a tile transposed, [COLUMNS, ROWS]: the weights are the left operand, which may come from registers."""
+    wait_for_inputs(IS_DEPENDENT)
     tile, split = tl.program_id(0), tl.program_id(1)
     rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)

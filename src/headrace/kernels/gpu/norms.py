@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.fp8 import empty_fp8_rows, store_fp8_row
 from headrace.kernels.layout import Fp8Rows
 
@@ -90,6 +91,7 @@ def _launch(
         IS_FP8=scales is not None,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
+        **dependent_launch(x.device),
     )
 
 
@@ -108,7 +110,9 @@ def _norm(
     HAS_BIAS: tl.constexpr,
     IS_FP8: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden_size

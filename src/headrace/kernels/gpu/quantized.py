@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.kernels.gpu.few_rows import Linear
 from headrace.kernels.gpu.fp8 import Fp8Linear, can_multiply
 from headrace.kernels.gpu.int4 import Int4Linear
 from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, dequantize
-from headrace.kernels.reference import PackedLinear
 
 _GROUP_LENS = (32, 64)  # and multiples of 128
 _FP8_CAPABILITY = (8, 9)
@@ -18,7 +18,7 @@ _FP8_CAPABILITY = (8, 9)
 
 def pack_quantized(
     weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
-) -> PackedLinear | Fp8Linear | Int4Linear | ScaledLinear:
+) -> Linear | Fp8Linear | Int4Linear | ScaledLinear:
     """Keeps the weights in four or eight bits, or widens them where no kernel takes them."""
     if isinstance(weight, Int4Weight) and _has_kernel(weight):
         return Int4Linear(weight, bias, dtype)
@@ -28,7 +28,7 @@ def pack_quantized(
         return ScaledLinear(weight, bias, dtype)
     if isinstance(weight, Fp8Weight) and can_multiply(weight.values.shape) and _has_fp8(weight.values.device):
         return Fp8Linear(Fp8Rows(weight.values, weight.scales), bias, dtype)
-    return PackedLinear(dequantize(weight).to(dtype), bias)
+    return Linear(dequantize(weight).to(dtype), bias)
 
 
 def _has_kernel(weight: Int4Weight) -> bool:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -42,6 +43,7 @@ def rope_and_store(
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
             num_warps=1,
+            **dependent_launch(qkv.device),
         )
     return qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
 
@@ -85,8 +87,10 @@ def _rope_and_store(
     HALF_BLOCK: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes one kv head of one token, and the query heads that share it."""
+    wait_for_inputs(IS_DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, HALF_BLOCK)
     half: tl.constexpr = HEAD_DIM // 2

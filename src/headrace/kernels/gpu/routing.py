@@ -1,4 +1,4 @@
-"""Routes tokens to experts and sorts the routes by expert: two launches, without the host."""
+"""Routes tokens to experts and sorts the routes by expert: two launches, without the host. Few tokens need no order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.layout import Routes
 from headrace.kernels.reference import choose_experts
 
@@ -24,6 +25,7 @@ def route(
     jitter: float = 0.0,
     num_groups: int = 1,
     num_groups_chosen: int = 1,
+    sorts: bool = True,
 ) -> Routes:
     """See `ops.route`. Experts in groups are chosen by the reference, which does not use the host either."""
     num_tokens, num_experts = logits.shape
@@ -52,9 +54,11 @@ def route(
             CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
             RULE=_RULES[rule],
             num_warps=1,
+            **dependent_launch(device),
         )
-    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4)
-    return Routes(weights, order, ends)
+    if sorts:
+        _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4, **dependent_launch(device))
+    return Routes(weights, order, ends, chosen)
 
 
 @triton.jit
@@ -72,8 +76,10 @@ def _choose_experts(
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
     RULE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Chooses the experts of one token, highest logit or corrected score first, and their weights."""
+    wait_for_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_BLOCK)
     choices = tl.arange(0, CHOSEN_BLOCK)
@@ -118,8 +124,9 @@ def _choose_experts(
 
 
 @triton.jit(do_not_specialize=["num_routes"])
-def _sort(chosen, order, ends, num_routes, BLOCK: tl.constexpr):
+def _sort(chosen, order, ends, num_routes, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
     """Writes the routes of one expert, in order, after those of all experts before it."""
+    wait_for_inputs(IS_DEPENDENT)
     expert = tl.program_id(0)
     lines = tl.arange(0, BLOCK)
     end = 0

@@ -1,0 +1,96 @@
+"""Linear layers and experts of steps with few tokens, against the operations that they replace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.kernels import reference
+from headrace.kernels.gpu import few_experts
+from headrace.kernels.gpu.few_rows import Linear
+from headrace.kernels.layout import Routes, UnnormedRows
+from tests.kernels.places import Place, cases, relative_error
+
+GATED = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}
+GPU_SHAPES = [(3072, 2048), (2048, 8192), (6144, 4096), (4096, 12288), (512, 896)]
+
+
+def weight_of(place: Place, num_columns: int, width: int) -> Tensor:
+    return place.randn(num_columns, width) * width**-0.5
+
+
+@cases("num_columns width", gpu=[*GPU_SHAPES, (128_256, 2048)], interpreted=[(32, 256), (16, 384)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_one_row_is_multiplied_as_by_the_library(place: Place, num_columns: int, width: int, has_bias: bool) -> None:
+    weight, x = weight_of(place, num_columns, width), place.randn(1, width)
+    bias = place.randn(num_columns) if has_bias else None
+    found = Linear(weight, bias)(x)
+    assert relative_error(found, reference.PackedLinear(weight, bias)(x)) < place.error
+
+
+@cases("num_columns width", gpu=GPU_SHAPES, interpreted=[(32, 256), (16, 384)])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_norm_left_to_the_linear_layer_is_the_same_norm(
+    place: Place, num_columns: int, width: int, has_residual: bool
+) -> None:
+    weight, x, gain = weight_of(place, num_columns, width), place.randn(1, width), place.randn(width).float()
+    residual = place.randn(1, width) if has_residual else None
+    total = torch.full_like(x, torch.nan) if has_residual else None
+    linear = Linear(weight, None)
+    assert linear.takes_unnormed(x)
+
+    found = linear(UnnormedRows(x, residual, total, gain, 1e-6))
+
+    summed = x if residual is None else x + residual
+    assert relative_error(found, reference.PackedLinear(weight)(reference.rms_norm(summed, gain, 1e-6))) < place.error
+    assert total is None or torch.equal(total, summed)
+
+
+@cases(
+    "num_rows num_columns width",
+    gpu=[(rows, *shape) for rows in (1, 2, 16) for shape in ((16384, 2048), (24576, 4096), (512, 896))],
+    interpreted=[(1, 256, 256), (3, 256, 128)],
+)
+@pytest.mark.parametrize("activation", sorted(GATED))
+def test_gate_up_and_activation_are_one_operation(
+    place: Place, num_rows: int, num_columns: int, width: int, activation: str
+) -> None:
+    weight, x = weight_of(place, num_columns, width), place.randn(num_rows, width)
+    found = Linear(weight, None).gated(x, activation)
+    expected = GATED[activation](reference.PackedLinear(weight)(x))
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < 2 * place.error
+
+
+@cases("num_columns width", gpu=[(16384, 2048), (24576, 4096)], interpreted=[(256, 256)])
+def test_norm_gate_up_and_activation_are_one_operation(place: Place, num_columns: int, width: int) -> None:
+    weight, x, residual = weight_of(place, num_columns, width), place.randn(1, width), place.randn(1, width)
+    gain, total = place.randn(width).float(), torch.empty_like(x)
+    found = Linear(weight, None).gated(UnnormedRows(x, residual, total, gain, 1e-6), "silu")
+    normed = reference.rms_norm(x + residual, gain, 1e-6)
+    assert relative_error(found, reference.silu_and_mul(reference.PackedLinear(weight)(normed))) < 2 * place.error
+
+
+@cases(
+    "num_tokens num_experts num_chosen hidden_size width",
+    gpu=[(1, 128, 8, 2048, 768), (4, 128, 8, 2048, 768), (3, 8, 2, 4096, 1408), (2, 60, 4, 2048, 1408)],
+    interpreted=[(2, 5, 3, 128, 128)],
+)
+def test_experts_of_few_tokens_match_their_reference(
+    place: Place, num_tokens: int, num_experts: int, num_chosen: int, hidden_size: int, width: int
+) -> None:
+    up = place.randn(num_experts, 2 * width, hidden_size) * hidden_size**-0.5
+    down = place.randn(num_experts, hidden_size, width) * width**-0.5
+    x = place.randn(num_tokens, hidden_size)
+    logits = place.randn(num_tokens, num_experts)
+    routes = reference.route(logits, num_chosen, "softmax_of_chosen")
+    chosen, _ = reference.choose_experts(logits, num_chosen, "softmax_of_chosen", correction=None)
+    assert few_experts.takes(up, down, num_tokens, "silu")
+
+    with_chosen = Routes(routes.weights, routes.order, routes.ends, chosen.flatten().int())
+    found = few_experts.compute(up, down, x, with_chosen, "silu")
+
+    narrow = reference.silu_and_mul(reference.pack_experts(up)(x, routes))
+    expected = reference.pack_experts(down)(narrow, routes, weighs=True).view(num_tokens, num_chosen, -1).sum(1)
+    assert relative_error(found, expected) < 2 * place.error
