@@ -23,6 +23,7 @@ from headrace.kernels.quantized import dequantize, quantize_fp8, quantize_int8
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
 from headrace.models.weights import load as loading
+from headrace.quantize.calibrate import record_inputs
 from headrace.quantize.evaluate import embedded_text, score, windows_of
 from headrace.text import load_tokenizer
 
@@ -38,6 +39,7 @@ class Variant:
     weights: frozenset[str] = frozenset()
     inputs: frozenset[str] = frozenset()
     plain_layers: frozenset[int] = frozenset()
+    plain_downs: frozenset[int] = frozenset()  # layers whose down projection alone is left as it is
     keys: bool = False
     values: bool = False
     is_int8: bool = False
@@ -82,10 +84,16 @@ def load(model: str) -> Decoder:
 
 def applied(variant: Variant, decoder: Decoder) -> Decoder:
     layers = tuple(
-        layer if index in variant.plain_layers else rounded_layer(variant, layer)
+        layer if index in variant.plain_layers else rounded_layer(_of_layer(variant, index), layer)
         for index, layer in enumerate(decoder.layers)
     )
     return replace(decoder, layers=layers)
+
+
+def _of_layer(variant: Variant, index: int) -> Variant:
+    if index not in variant.plain_downs:
+        return variant
+    return replace(variant, weights=variant.weights - {"down"}, inputs=variant.inputs - {"down"})
 
 
 def rounded_layer(variant: Variant, layer: Layer) -> Layer:
@@ -123,27 +131,41 @@ def perplexity(variant: Variant, decoder: Decoder, windows: Tensor) -> float:
         ops.rope_and_store = store
 
 
-def variants(num_layers: int) -> dict[str, Variant]:
+def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
+    """`loudest`: the layers in order of the largest input of their down projection."""
+    last = decoder.spec.num_layers - 1
     found = {
         "nothing": Variant(),
         "weights and activations": Variant(EVERY, EVERY),
-        "cache": Variant(keys=True, values=True),
         "weights": Variant(EVERY),
         "activations": Variant(inputs=EVERY),
+    }
+    for part in PARTS:
+        found[f"all but {part}"] = Variant(EVERY - {part}, EVERY - {part})
+    for count in (1, 2, 3, 4):
+        found[f"all but {count} down"] = Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:count]))
+    best = Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:2]), keys=True, values=True)
+    found |= {
         "keys": Variant(keys=True),
-        "all but down": Variant(EVERY - {"down"}, EVERY - {"down"}),
-        "all but up": Variant(EVERY - {"up"}, EVERY - {"up"}),
-        "all but qkv": Variant(EVERY - {"qkv"}, EVERY - {"qkv"}),
-        "all but output": Variant(EVERY - {"output"}, EVERY - {"output"}),
-        "INT8 weights and activations": Variant(EVERY, EVERY, is_int8=True),
-        "INT8 weights": Variant(EVERY, is_int8=True),
+        "cache": Variant(keys=True, values=True),
+        "all but 2 down, and the cache": best,
         "all but the first layer": Variant(EVERY, EVERY, frozenset({0})),
-        "all but the last layer": Variant(EVERY, EVERY, frozenset({num_layers - 1})),
-        "INT8 activations": Variant(inputs=EVERY, is_int8=True),
-        "INT8, all but down": Variant(EVERY - {"down"}, EVERY - {"down"}, is_int8=True),
-        "values": Variant(values=True),
+        "all but the last layer": Variant(EVERY, EVERY, frozenset({last})),
+        "INT8 weights and activations": Variant(EVERY, EVERY, is_int8=True),
+        "INT8, all but 2 down": Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:2]), is_int8=True),
     }
     return found
+
+
+def loudest_layers(decoder: Decoder, windows: Tensor) -> list[int]:
+    """Prints and returns the layers in order of the largest input of their down projection."""
+    inputs = record_inputs(decoder, windows[:1, :256])
+    largest = [float(each.down.largest.max()) for each in inputs]
+    typical = [float(each.down.sample().abs().median()) for each in inputs]
+    order = sorted(range(len(largest)), key=lambda index: -largest[index] / typical[index])
+    for index in order[:6]:
+        print(f"layer {index}: largest input of down {largest[index]:.1f}, median {typical[index]:.4f}", flush=True)
+    return order
 
 
 def main() -> None:
@@ -151,13 +173,17 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--window-len", type=int, default=1024)
+    parser.add_argument("--only", nargs="*", help="names of rows; default: all")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     decoder = load(given.model)
     ids = load_tokenizer(open_checkpoint(given.model).text).encode(embedded_text()[:80_000])
     windows = windows_of(ids, given.windows, given.window_len)
+    chosen = variants(decoder, loudest_layers(decoder, windows))
+    if given.only:
+        chosen = {name: chosen[name] for name in ("nothing", *given.only)}
     found: dict[str, float] = {}
-    for name, variant in variants(decoder.spec.num_layers).items():
+    for name, variant in chosen.items():
         found[name] = perplexity(variant, decoder, windows)
         print(f"{name:36} {found[name]:8.4f} {found[name] / found['nothing'] - 1:+8.2%}", flush=True)
         if given.json:
