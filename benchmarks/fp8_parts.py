@@ -144,6 +144,13 @@ def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
         found[f"all but {part}"] = Variant(EVERY - {part}, EVERY - {part})
     for count in (1, 2, 3, 4):
         found[f"all but {count} down"] = Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:count]))
+    third = (last + 1) // 3
+    for first in (0, third, 2 * third):
+        downs = frozenset(range(first, first + third))
+        found[f"all but down of layers {first} to {first + third - 1}"] = Variant(EVERY, EVERY, plain_downs=downs)
+    for layers in ((last,), (0,), (0, 1, 2)):
+        name = f"all but down of {', '.join(map(str, layers))}"
+        found[name] = Variant(EVERY, EVERY, plain_downs=frozenset(layers))
     best = Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:2]), keys=True, values=True)
     found |= {
         "keys": Variant(keys=True),

@@ -42,6 +42,12 @@ class StoredQuantization:
         return self.kind == "int4" or self.quantizes_activations
 
 
+def kept_in_16_bits(num_layers: int) -> frozenset[str]:
+    """The matrices of layers that quantizing leaves as they are: the last layer's down projection, whose errors reach
+    the logits at once (docs/quantization.md has what each part costs)."""
+    return frozenset({f"model.layers.{num_layers - 1}.mlp.down_proj.weight"})
+
+
 def read_quantization(config: Mapping[str, Any]) -> StoredQuantization:
     """Reads `quantization_config`."""
     method = config.get("quant_method", "unknown")

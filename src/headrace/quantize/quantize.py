@@ -16,6 +16,7 @@ from headrace.errors import UnsupportedModelError
 from headrace.kernels.quantized import Kind, QuantizedWeight, quantize, quantize_int4
 from headrace.models import Checkpoint, Decoder, load_decoder, open_checkpoint
 from headrace.models.families import family_of_config
+from headrace.models.quantized import kept_in_16_bits
 from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec
 from headrace.models.weights.safetensors_files import read_json
@@ -50,6 +51,7 @@ class Report:
 
     kind: Kind
     method: str
+    kept: tuple[str, ...]  # matrices that stay in 16 bits
     num_bytes: int
     num_bytes_before: int
     perplexity: float | None = None
@@ -66,19 +68,18 @@ def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done,
     checkpoint = open_checkpoint(request.model, revision=request.revision)
     config = _checked_config(checkpoint)
     output = OutputDirectory(request.output)
-    decoder: Decoder | None = None
-    if request.data or request.evaluates:
-        decoder = _load(checkpoint, request.device, _stage(on_stage, "load"))
+    decoder = _load(checkpoint, request.device, _stage(on_stage, "load"))
+    kept = kept_in_16_bits(checkpoint.spec.num_layers)
     before = _scores(decoder, checkpoint, on_stage, "evaluate the original") if request.evaluates else None
     inputs = None if request.data is None else _record(decoder, checkpoint, request, on_stage)
     del decoder
-    _write(checkpoint, config, request, inputs, output, on_stage)
+    _write(checkpoint, config, request, inputs, kept, output, on_stage)
     output.complete()
     after: Scores | None = None
     if before is not None:
         written = open_checkpoint(str(output.partial))
         after = _scores(_load(written, request.device), checkpoint, on_stage, "evaluate the quantized model")
-    report = _report(request, output, checkpoint.spec, before, after)
+    report = _report(request, output, checkpoint.spec, kept, before, after)
     output.write_json("headrace_quantize.json", report.as_json())
     output.publish()
     return report
@@ -100,8 +101,8 @@ def _checked_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return config
 
 
-def _record(decoder: Decoder | None, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> list[LayerInputs]:
-    assert decoder is not None and request.data is not None
+def _record(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> list[LayerInputs]:
+    assert request.data is not None
     ids = load_tokenizer(checkpoint.text).encode("\n".join(request.data)[:_TEXT_CHARACTERS])
     windows = windows_of(ids, _NUM_CALIBRATION_WINDOWS)
     return record_inputs(decoder, windows, _stage(on_stage, "calibrate"))
@@ -112,8 +113,7 @@ def _load(checkpoint: Checkpoint, device: str, progress: Progress = lambda done,
     return load_decoder(checkpoint, dtype=dtype, device=device, max_len=2048, progress=progress)
 
 
-def _scores(decoder: Decoder | None, checkpoint: Checkpoint, on_stage: OnStage, name: str) -> Scores:
-    assert decoder is not None
+def _scores(decoder: Decoder, checkpoint: Checkpoint, on_stage: OnStage, name: str) -> Scores:
     ids = load_tokenizer(checkpoint.text).encode(embedded_text()[:_TEXT_CHARACTERS])
     return score(decoder, windows_of(ids, NUM_WINDOWS), _stage(on_stage, name))
 
@@ -123,6 +123,7 @@ def _write(
     config: dict[str, Any],
     request: Request,
     inputs: list[LayerInputs] | None,
+    kept: frozenset[str],  # matrices that stay in 16 bits
     output: OutputDirectory,
     on_stage: OnStage,
 ) -> None:
@@ -135,13 +136,15 @@ def _write(
         if inputs is not None:
             _fold(spec, index, tensors, inputs[index], _choose_scales(request.kind, group_len))
         for name, tensor in tensors.items():
-            if name.endswith("_proj.weight"):
+            if name.endswith("_proj.weight") and name not in kept:
                 weight = _quantized(tensor, request.kind, group_len, _importance(name, inputs, index))
                 output.add(stored_tensors(name, weight, dtype))
             else:
                 output.add({name: tensor.to(dtype)})
         on_stage("quantize", index + 1, spec.num_layers)
-    stated = quantization_config(request.kind, group_len, ["lm_head"])
+    stated = quantization_config(
+        request.kind, group_len, ["lm_head", *sorted(name.removesuffix(".weight") for name in kept)]
+    )
     output.write_json("config.json", config | {"quantization_config": stated})
     _copy_others(checkpoint.source, output)
 
@@ -194,7 +197,12 @@ def _copy_others(source: Path, output: OutputDirectory) -> None:
 
 
 def _report(
-    request: Request, output: OutputDirectory, spec: ModelSpec, before: Scores | None, after: Scores | None
+    request: Request,
+    output: OutputDirectory,
+    spec: ModelSpec,
+    kept: frozenset[str],
+    before: Scores | None,
+    after: Scores | None,
 ) -> Report:
     methods = {
         "int8": "SmoothQuant",
@@ -205,6 +213,7 @@ def _report(
     return Report(
         kind=request.kind,
         method=plain[request.kind] if request.data is None else methods[request.kind],
+        kept=tuple(sorted(kept)),
         num_bytes=output.num_bytes,
         num_bytes_before=spec.num_params * getattr(torch, spec.dtype).itemsize,
         perplexity=None if after is None else after.perplexity,

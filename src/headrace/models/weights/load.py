@@ -32,7 +32,7 @@ from headrace.models.parallel import (
     VocabularyParallelEmbeddings,
     VocabularyParallelHead,
 )
-from headrace.models.quantized import BITS
+from headrace.models.quantized import BITS, kept_in_16_bits
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
@@ -364,6 +364,7 @@ class _Reader:
         self._spec = spec = shards.spec
         self._head_order = _head_order(spec)
         self._quantization = quantization  # of the layers' matrices, at load
+        self._kept = kept_in_16_bits(shards.whole.num_layers)
         self._dtype = dtype
         self.device = device
         self._progress = progress
@@ -383,9 +384,10 @@ class _Reader:
             if stored is not None:
                 self._count_read(stored.values.numel())
                 return self._quantized_linear(stored, bias)
-        if self._quantization in ("int8", "int4"):
-            return self._quantized_linear(quantize(self.tensor(*weights), self._quantization), bias, was_read=True)
-        packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=self._quantization == "fp8")
+        kind = None if weights[0] in self._kept else self._quantization
+        if kind in ("int8", "int4"):
+            return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
+        packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
         if packed.takes_fp8:
             num_params = sum(math.prod(self.source.shape(name)) for name in weights)
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
