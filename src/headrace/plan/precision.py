@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.config import Quantization
 from headrace.errors import ConfigError, nearest
 from headrace.plan.gpus import Gpu
 
@@ -46,8 +47,13 @@ class Precision:
         return rates.get(self.weights) or gpu.bf16_rate
 
     @property
+    def quantization(self) -> Quantization | None:
+        """The engine's setting for this format."""
+        return None if self.weights in ("bfloat16", "float32") else self.weights
+
+    @property
     def is_quantized(self) -> bool:
-        return self.weights in ("fp8", "int8", "int4")
+        return self.quantization is not None
 
     def problem_on(self, gpu: Gpu) -> str | None:
         """Why this GPU cannot compute in this precision."""
