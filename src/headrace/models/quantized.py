@@ -43,9 +43,10 @@ class StoredQuantization:
 
 
 def kept_in_16_bits(num_layers: int) -> frozenset[str]:
-    """The matrices of layers that quantizing leaves as they are: the last layer's down projection, whose errors reach
-    the logits at once (docs/quantization.md has what each part costs)."""
-    return frozenset({f"model.layers.{num_layers - 1}.mlp.down_proj.weight"})
+    """The matrices of layers that quantizing leaves as they are: the down projections of the first layers, at most
+    three, and of the last one. They cost most of the loss (docs/quantization.md)."""
+    layers = [*range(min(3, num_layers // 10)), num_layers - 1]
+    return frozenset(f"model.layers.{layer}.mlp.down_proj.weight" for layer in layers)
 
 
 def read_quantization(config: Mapping[str, Any]) -> StoredQuantization:

@@ -7,7 +7,7 @@ memory, and cuBLAS multiplies it.
     a word      weights 32 * j + 2 * i and 32 * j + 2 * i + 1 of its 128 are bits 4 * j and 16 + 4 * j of word i, so
                 that one shift and one mask give two weights beside each other, as the tensor cores want them
     a weight    0 to 15 in the low bits of a float whose step is 1 there: 128 + value in bfloat16, 1,024 + value in
-                float16, exact; the zero point with the same offset is subtracted
+                float16, exact; the zero point with the same offset is subtracted (`_BF16_PAIR`)
     scales      [groups, N] float32, applied to the sums of a group
 """
 
@@ -24,7 +24,8 @@ from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
 PACK_LEN = 128  # weights of a row that are packed together
 _WORDS = 16  # 32-bit words of them
 MAX_FUSED_ROWS = 256  # with more rows the matrix is widened first
-_NUM_PROGRAMS = 4 * 132  # wanted at least: four on each of the 132 processors of an H200
+_NUM_PROGRAMS = 900  # wanted: about seven on each of the 132 processors of an H200
+_MANY_COLUMNS = 16_384
 
 
 class Int4Linear:
@@ -55,7 +56,7 @@ class Int4Linear:
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
         num_rows, num_blocks = x.shape[0], self._packed.shape[0]
-        rows, columns, num_warps, num_stages = _tile_shape(num_rows)
+        rows, columns, num_warps, num_stages = _tile_shape(num_rows, self._num_columns)
         tiles = (triton.cdiv(self._num_columns, columns), triton.cdiv(num_rows, rows))
         splits = _num_splits(tiles[0] * tiles[1], num_blocks)
         partial = torch.empty((splits if splits > 1 else 0, *out.shape), dtype=torch.float32, device=x.device)
@@ -79,6 +80,7 @@ class Int4Linear:
             HAS_TAIL=self._width % PACK_LEN != 0,
             num_warps=num_warps,
             num_stages=num_stages,
+            IS_INTERPRETED=triton.knobs.runtime.interpret,
             **dependent_launch(x.device),
         )
 
@@ -96,6 +98,7 @@ class Int4Linear:
             COLUMNS=columns,
             GROUPS=self._groups,
             HAS_ZEROS=self._zeros is not None,
+            IS_INTERPRETED=triton.knobs.runtime.interpret,
             num_warps=4,
         )
         return out
@@ -123,10 +126,10 @@ def _per_group(numbers: Tensor, group_len: int, num_blocks: int) -> Tensor:  # [
 _MIN_ROWS, _MIN_COLUMNS = 16, 64
 
 
-def _tile_shape(num_rows: int) -> tuple[int, int, int, int]:
+def _tile_shape(num_rows: int, num_columns: int) -> tuple[int, int, int, int]:
     """Returns rows and columns of a tile, warps and stages."""
     if num_rows <= 16:
-        return 16, 64, 4, 4
+        return (16, 128, 4, 3) if num_columns >= _MANY_COLUMNS else (16, 64, 4, 3)
     if num_rows <= 32:
         return 32, 64, 4, 4
     return 64, 128, 8, 3
@@ -138,34 +141,69 @@ def _num_splits(num_tiles: int, num_blocks: int) -> int:
     return next((splits for splits in (16, 8, 4, 2) if splits <= wanted), 1)
 
 
+# A pair of values in the low bits of two floats, then minus the zero point: two instructions for two weights. The
+# compiler would take five. `fma` by one, since older GPUs have no subtraction of bfloat16.
+_BF16_PAIR: tl.constexpr = tl.constexpr(
+    "{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; lop3.b32 t, $2, 0x000f000f, 0x43004300, 0xea; "
+    "fma.rn.bf16x2 t, t, one, $3; mov.b32 {$0, $1}, t; }"
+)
+_FP16_PAIR: tl.constexpr = tl.constexpr(
+    "{ .reg .b32 t, one; mov.b32 one, 0x3c003c00; lop3.b32 t, $2, 0x000f000f, 0x64006400, 0xea; "
+    "fma.rn.f16x2 t, t, one, $3; mov.b32 {$0, $1}, t; }"
+)
+
+
 @triton.jit
-def _values(words, PAIR: tl.constexpr, like):
-    """Widens every pair number PAIR of the words: [C, 16] -> [C, 32], each value with the offset of its type."""
-    pairs = (words >> (4 * PAIR)) & 0x000F000F
-    if like.dtype.element_ty == tl.bfloat16:
-        pairs = pairs | 0x43004300
-        lower, upper = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
-        return tl.interleave(lower.to(tl.bfloat16, bitcast=True), upper.to(tl.bfloat16, bitcast=True))
-    elif like.dtype.element_ty == tl.float16:
-        pairs = pairs | 0x64006400
-        lower, upper = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
-        return tl.interleave(lower.to(tl.float16, bitcast=True), upper.to(tl.float16, bitcast=True))
+def _values(words, zero, PAIR: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
+    """Widens pair number PAIR of every word and subtracts the zero point: [C, 16] -> [C, 32]."""
+    shifted = words >> (4 * PAIR)
+    if IS_INTERPRETED:
+        lower, upper = (shifted & 15).to(tl.float32) - zero, ((shifted >> 16) & 15).to(tl.float32) - zero
+        return tl.interleave(lower.to(like.dtype.element_ty), upper.to(like.dtype.element_ty))
+    elif like.dtype.element_ty == tl.bfloat16:
+        lower, upper = tl.inline_asm_elementwise(
+            _BF16_PAIR, "=h,=h,r,r", [shifted, zero], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1
+        )
+        return tl.interleave(lower, upper)
     else:
-        return tl.interleave((pairs & 15).to(tl.float32), (pairs >> 16).to(tl.float32))
+        lower, upper = tl.inline_asm_elementwise(
+            _FP16_PAIR, "=h,=h,r,r", [shifted, zero], dtype=(tl.float16, tl.float16), is_pure=True, pack=1
+        )
+        return tl.interleave(lower, upper)
 
 
 @triton.jit
-def _zero_points(zeros, like, HAS_ZEROS: tl.constexpr, COLUMNS: tl.constexpr, inside):
-    """Returns the zero points of a group with the offset of `_values`, [COLUMNS]."""
+def _zero_points(zeros, like, inside, HAS_ZEROS: tl.constexpr, COLUMNS: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """Returns the zero points of a group as `_values` takes them, [COLUMNS, 1]: a pair of negative floats with the
+    offset of the values."""
     if HAS_ZEROS:
-        zero = tl.load(zeros, mask=inside, other=0).to(tl.float32)
+        zero = tl.load(zeros, mask=inside, other=0).to(tl.int32)
     else:
-        zero = tl.full([COLUMNS], 8.0, tl.float32)
-    if like.dtype.element_ty == tl.bfloat16:
-        zero += 128.0
-    elif like.dtype.element_ty == tl.float16:
-        zero += 1024.0
-    return zero.to(like.dtype.element_ty)
+        zero = tl.full([COLUMNS], 8, tl.int32)
+    if IS_INTERPRETED:
+        return zero.to(tl.float32)[:, None]
+    else:
+        if like.dtype.element_ty == tl.bfloat16:
+            zero += 0xC300
+        else:
+            zero += 0xE400
+        return (zero | (zero << 16))[:, None]
+
+
+@triton.jit
+def _matrix(words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
+    """Widens COUNT consecutive pairs: [C, 16] -> [C, 32 * COUNT], in the order of the inputs."""
+    first = _values(words, zero, FIRST, like, IS_INTERPRETED)
+    columns: tl.constexpr = words.shape[0]
+    if COUNT == 1:
+        return first
+    elif COUNT == 2:
+        both = tl.join(first, _values(words, zero, FIRST + 1, like, IS_INTERPRETED))
+        return tl.reshape(tl.permute(both, (0, 2, 1)), [columns, 64])
+    else:
+        even = tl.join(first, _values(words, zero, 2, like, IS_INTERPRETED))
+        odd = tl.join(_values(words, zero, 1, like, IS_INTERPRETED), _values(words, zero, 3, like, IS_INTERPRETED))
+        return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), [columns, 128])
 
 
 @triton.jit(do_not_specialize=["num_rows", "blocks_per_split", "num_splits"])
@@ -188,6 +226,7 @@ def _multiply(
     HAS_ZEROS: tl.constexpr,
     HAS_TAIL: tl.constexpr,  # the last block has fewer weights
     IS_DEPENDENT: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Computes a tile transposed, [COLUMNS, ROWS]: the weights are the left operand, which may come from registers."""
     wait_for_inputs(IS_DEPENDENT)
@@ -195,7 +234,8 @@ def _multiply(
     rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < num_columns
-    depths = tl.arange(0, 32)
+    DEPTH: tl.constexpr = 128 // GROUPS
+    depths = tl.arange(0, DEPTH)
     is_row = rows[None, :] < num_rows
     x_at = x + rows[None, :].to(tl.int64) * width + depths[:, None]
     words_at = packed + columns[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -206,17 +246,14 @@ def _multiply(
         for part in tl.static_range(GROUPS):
             group = tl.cast(block * GROUPS + part, tl.int64) * num_columns + columns
             scale = tl.load(scales + group, mask=inside, other=0.0)
-            zero = _zero_points(zeros + group, x, HAS_ZEROS, COLUMNS, inside)
-            sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-            for index in tl.static_range(4 // GROUPS):
-                depth = block * 128 + (part * (4 // GROUPS) + index) * 32
-                is_inside = is_row
-                if HAS_TAIL:
-                    is_inside = is_row & (depth + depths[:, None] < width)
-                row = tl.load(x_at + depth, mask=is_inside, other=0.0)
-                weight = _values(words, part * (4 // GROUPS) + index, x) - zero[:, None]
-                sums = tl.dot(weight, row, sums)
-            total += sums * scale[:, None]
+            zero = _zero_points(zeros + group, x, inside, HAS_ZEROS, COLUMNS, IS_INTERPRETED)
+            depth = block * 128 + part * DEPTH
+            is_inside = is_row
+            if HAS_TAIL:
+                is_inside = is_row & (depth + depths[:, None] < width)
+            row = tl.load(x_at + depth, mask=is_inside, other=0.0)
+            weight = _matrix(words, zero, part * (4 // GROUPS), 4 // GROUPS, x, IS_INTERPRETED)
+            total += tl.dot(weight, row) * scale[:, None]
     at = rows[None, :].to(tl.int64) * num_columns + columns[:, None]
     is_inside = is_row & inside[:, None]
     if num_splits > 1:
@@ -244,6 +281,7 @@ def _widen(
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     block = tl.program_id(1).to(tl.int64)
@@ -254,8 +292,8 @@ def _widen(
     for index in tl.static_range(4):
         group = (block * GROUPS + index * GROUPS // 4) * num_columns + columns
         scale = tl.load(scales + group, mask=inside, other=0.0)
-        zero = _zero_points(zeros + group, out, HAS_ZEROS, COLUMNS, inside)
-        weight = (_values(words, index, out) - zero[:, None]).to(tl.float32) * scale[:, None]
+        zero = _zero_points(zeros + group, out, inside, HAS_ZEROS, COLUMNS, IS_INTERPRETED)
+        weight = _values(words, zero, index, out, IS_INTERPRETED).to(tl.float32) * scale[:, None]
         depth = block * 128 + index * 32 + depths[None, :]
         where = out + columns[:, None].to(tl.int64) * width + depth
         tl.store(where, weight.to(out.dtype.element_ty), mask=inside[:, None] & (depth < width))
