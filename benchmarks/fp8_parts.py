@@ -22,6 +22,7 @@ from headrace.kernels import ops
 from headrace.kernels.quantized import dequantize, quantize_fp8, quantize_int8
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
+from headrace.models.quantized import kept_in_16_bits
 from headrace.models.weights import load as loading
 from headrace.quantize.calibrate import record_inputs
 from headrace.quantize.evaluate import embedded_text, score, windows_of
@@ -152,6 +153,9 @@ def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
         name = f"all but down of {', '.join(map(str, layers))}"
         found[name] = Variant(EVERY, EVERY, plain_downs=frozenset(layers))
     best = Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:2]), keys=True, values=True)
+    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(last + 1))
+    found["all but the kept down"] = Variant(EVERY, EVERY, plain_downs=kept)
+    found["all but the kept down, and the cache"] = Variant(EVERY, EVERY, plain_downs=kept, keys=True, values=True)
     found |= {
         "keys": Variant(keys=True),
         "cache": Variant(keys=True, values=True),
