@@ -13,11 +13,11 @@ NOT_QUICK := gpu or slow or vllm or ray or parity or properties or crash or inte
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help tables demo test test-seeds quick slow gpu-test gpu-test-multi vllm-test ray-test clients torture check docs figures format bench release clean
+.PHONY: help tables demo test test-seeds quick slow gpu-test gpu-test-multi vllm-test ray-test clients compat torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, gpu-test-multi, vllm-test, ray-test, clients, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, gpu-test-multi, vllm-test, ray-test, clients, compat, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
@@ -48,6 +48,9 @@ ray-test: $(VENV)/.ready-ray  ## the tests that start Ray clusters on this machi
 
 clients: $(VENV)/.ready-dev  ## real clients against the server, each installed into an environment of its own (minutes)
 	@$(BIN)/python -m tests.clients.run $(ARGS)
+
+compat: $(VENV)/.ready-dev  ## the server tests of vLLM and SGLang: VLLM=CHECKOUT SGLANG=CHECKOUT (half an hour)
+	@$(BIN)/python -m tests.compat.run $(if $(VLLM),--vllm $(VLLM)) $(if $(SGLANG),--sglang $(SGLANG)) $(ARGS)
 
 torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
 	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)

@@ -1,18 +1,19 @@
 """Loading of a generated checkpoint against the plain read rate of its disk.
 
     python benchmarks/loading.py --shape llama-3.2-1b --directory DIR --json benchmarks/results/loading-cpu.json
-    python benchmarks/loading.py --shape llama-3.1-8b --device cuda --directory DIR --json ...
+    python benchmarks/loading.py --shape llama-3.1-8b --device cuda --rounds 1 --parts read,load --seconds 100 ...
 
-The checkpoint (bfloat16, several shards, random numbers) is generated once and kept. Each round measures, cold and
-warm: a parallel reader that throws the bytes away (the disk's rate), one that keeps them in fresh memory, the tensors
-filled one by one in the type of the engine, and `load_decoder`, which also packs them; each in a fresh process. Cold:
-the files' pages are dropped from the page cache before.
+The checkpoint (bfloat16, several shards, random numbers that repeat but differ from file to file) is generated once and
+kept. Each round measures, cold and warm: a parallel reader that throws the bytes away (the disk's rate), one that keeps
+them in fresh memory, the tensors filled one by one in the type of the engine, and `load_decoder`, which also packs
+them; each in a fresh process. Cold: the files' pages are dropped from the page cache before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import mmap
 import os
 import resource
@@ -20,8 +21,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,15 +44,17 @@ def main() -> None:
     if given.what:
         print(json.dumps(WHAT[given.what](given)))
         return
+    started = time.perf_counter()
     directory = Path(given.directory) / given.shape
-    _generate(directory, given.shape)
+    generated = _generate(directory, given.shape)
     rounds: list[dict[str, Any]] = []
-    for number in range(given.rounds):
-        for state in ("cold", "warm"):
-            for what in WHAT:
-                rounds.append(
-                    {"round": number, "cache": state, "what": what, **_in_process(given, directory, state, what)}
-                )
+    for number, state, what in product(range(given.rounds), ("cold", "warm"), given.parts.split(",")):
+        if time.perf_counter() - started > given.seconds:
+            print(f"no time left for: round {number}, {state}, {what}", file=sys.stderr)
+            continue
+        found = _in_process(given, directory, state, what)
+        rounds.append({"round": number, "cache": state, "what": what, **found})
+        print(f"round {number} {state} {what:5} {found['seconds']:7.2f} s {found['gb_per_s']:6.2f} GB/s", flush=True)
     record = {
         "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
@@ -57,6 +62,7 @@ def main() -> None:
         "versions": package_versions(),
         "shape": given.shape,
         "device": given.device,
+        "generated": generated,
         "num_bytes": sum(path.stat().st_size for path in directory.glob("*.safetensors")),
         "summary": _summary(rounds),
         "rounds": rounds,
@@ -72,6 +78,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--directory", required=True, help="where the checkpoint is generated and kept")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", default=",".join(WHAT), help="what is measured, in this order")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing more after this time")
     parser.add_argument("--json", help="write the record here")
     parser.add_argument("--what", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -80,39 +88,64 @@ def _parse() -> argparse.Namespace:
 # ---- the checkpoint
 
 
-def _generate(directory: Path, shape: str) -> None:
-    """Writes shards of about a GiB, in the order of the model's layers as the hub has them."""
-    import torch
-    from safetensors.torch import save_file
-
+def _generate(directory: Path, shape: str) -> dict[str, Any] | None:
+    """Writes shards of about a GiB, in the order of the model's layers as the hub has them. Returns the rate, with the
+    time until the disk has everything."""
     from headrace.models.hub_config import spec_from_config
 
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        return
+        return None
+    started = time.perf_counter()
     directory.mkdir(parents=True, exist_ok=True)
     config = {**find_entry(shape).config, "torch_dtype": "bfloat16"}
     (directory / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(0)
-    pool = torch.empty(1 << 24).normal_(0.0, 0.02, generator=generator).to(torch.bfloat16)
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    weight_map: dict[str, str] = {}
-
-    def close() -> None:
-        name = f"model-{len(shards):05}.safetensors"
-        save_file(shards[-1], directory / name)
-        weight_map.update(dict.fromkeys(shards[-1], name))
-        shards[-1] = {}
-
-    for name, dimensions in spec_from_config(config).tensor_shapes().items():
-        size = int(torch.tensor(dimensions).prod())
-        shards[-1][name] = pool.repeat(-(-size // len(pool)))[:size].reshape(dimensions).clone()
-        if sum(tensor.nbytes for tensor in shards[-1].values()) >= SHARD_BYTES:
-            close()
-            shards.append({})
-    if shards[-1]:
-        close()
+    shards = _shards(spec_from_config(config).tensor_shapes())
+    pool = _random_bytes()
+    paths = [directory / f"model-{number:05}.safetensors" for number in range(1, len(shards) + 1)]
+    with ThreadPoolExecutor(NUM_READERS) as threads:
+        num_bytes = sum(threads.map(_write_shard, paths, shards, [pool] * len(shards)))
+    weight_map = {name: path.name for path, shard in zip(paths, shards, strict=True) for name in shard}
     index.write_text(json.dumps({"weight_map": weight_map}))
+    found = _rate(num_bytes, time.perf_counter() - started)
+    print(f"generated {num_bytes / 1e9:.1f} GB in {found['seconds']:.1f} s, {found['gb_per_s']:.2f} GB/s", flush=True)
+    return found
+
+
+def _shards(shapes: Mapping[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, shape in shapes.items():
+        if sum(2 * math.prod(each) for each in shards[-1].values()) >= SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = shape
+    return shards
+
+
+def _random_bytes() -> memoryview:
+    """Normally distributed bfloat16 numbers."""
+    import torch
+
+    numbers = torch.empty(READ_BYTES // 2).normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
+    return memoryview(numbers.to(torch.bfloat16).view(torch.uint8).numpy().data)
+
+
+def _write_shard(path: Path, shapes: Mapping[str, tuple[int, ...]], pool: memoryview) -> int:
+    """Writes a file of safetensors: the length of its header, the header, and the tensors one after the other."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    first = 2 * (zlib.crc32(path.name.encode()) % (len(pool) // 2))  # so that no two files are equal
+    with path.open("wb", buffering=0) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        left = end
+        while left:
+            left -= file.write(pool[first : first + min(left, len(pool) - first)])
+            first = 0
+        os.fsync(file.fileno())
+    return end
 
 
 def _drop(directory: Path) -> None:
@@ -239,12 +272,12 @@ WHAT: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for state in ("cold", "warm"):
-        rates = {
-            what: median(r["gb_per_s"] for r in rounds if (r["cache"], r["what"]) == (state, what)) for what in WHAT
-        }
+        found = {what: [r["gb_per_s"] for r in rounds if (r["cache"], r["what"]) == (state, what)] for what in WHAT}
+        rates = {what: median(each) for what, each in found.items() if each}
         summary[state] = {f"{what}_gb_per_s": rate for what, rate in rates.items()}
         for what, ceiling in (("fill", "read"), ("fill", "keep"), ("load", "read")):
-            summary[state][f"{what}_share_of_{ceiling}"] = round(rates[what] / rates[ceiling], 3)
+            if what in rates and ceiling in rates:
+                summary[state][f"{what}_share_of_{ceiling}"] = round(rates[what] / rates[ceiling], 3)
     return summary
 
 

@@ -115,9 +115,11 @@ def reduce_rank(rank: int, store: str, results: Any) -> None:
     import torch
 
     from headrace.dist.collectives import connect
+    from headrace.dist.rendezvous import Rendezvous
 
     torch.set_num_threads(1)
-    group = connect(Mesh(rank, 2), Path(store), "gloo")
+    group = connect(Mesh(rank, 2), Rendezvous.in_file(Path(store)), "gloo").tensor
+    assert group is not None
     for rows in ALL_REDUCE_ROWS:
         x = torch.ones(rows, HIDDEN_SIZE)
         times = []

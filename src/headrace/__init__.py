@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from headrace.engine.async_engine import AsyncEngine
     from headrace.engine.beam_search import BeamSearchParams
     from headrace.engine.llm import LLM
+    from headrace.engine.pooling import (
+        ClassificationRequestOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from headrace.types import (
         CompletionOutput,
         EmbeddingRequestOutput,
@@ -31,13 +37,17 @@ __all__ = [
     "AsyncEngine",
     "BatcherStats",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "DynamicBatcher",
     "EmbeddingRequestOutput",
     "EngineConfig",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
     "ScoreRequestOutput",
+    "ScoringRequestOutput",
     "StructuredOutputs",
     "StructuredOutputsParams",
     "__version__",
@@ -48,11 +58,15 @@ _MODULES = {
     "AsyncEngine": "headrace.engine.async_engine",
     "BatcherStats": "headrace.batching",
     "BeamSearchParams": "headrace.engine.beam_search",
+    "ClassificationRequestOutput": "headrace.engine.pooling",
     "CompletionOutput": "headrace.types",
     "DynamicBatcher": "headrace.batching",
     "EngineConfig": "headrace.config",
+    "PoolingParams": "headrace.engine.pooling",
+    "PoolingRequestOutput": "headrace.engine.pooling",
     "RequestOutput": "headrace.types",
     "ScoreRequestOutput": "headrace.types",
+    "ScoringRequestOutput": "headrace.engine.pooling",
     "EmbeddingRequestOutput": "headrace.types",
     "SamplingParams": "headrace.types",
     "StructuredOutputs": "headrace.types",

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
 from headrace.other_settings import explanation
+from headrace.speculation import SpeculativeConfig, speculative_config
 from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
@@ -22,6 +23,7 @@ EMBEDDED_MODEL = "smollm2"
 # in whole blocks, so large ones waste more.
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ENGINES = 256  # of one job or server on one machine
+MAX_PORT = 65_535
 MAX_NUM_SEQS = 16_384  # sequences in a step: each has a row of logits and a row of token ids, used or not
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -30,6 +32,9 @@ Device = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
 Quantization = Literal["fp8", "int8", "int4"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+ExecutorBackend = Literal["mp", "ray"]
+ModelRunner = Literal["auto", "generate", "pooling"]
+Conversion = Literal["auto", "none", "embed", "classify"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
 
 
@@ -53,6 +58,17 @@ class EngineConfig:
         None, 'variables of the chat template, which requests may override, such as {"enable_thinking": false}'
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model")
+    runner: ModelRunner = setting(
+        "auto",
+        "what the model is for: 'generate' text, or 'pooling' (embeddings, scores, classes); default: its config",
+    )
+    convert: Conversion = setting("auto", "'embed': use a model that generates for embeddings; default: its config")
+    pooler_config: Mapping[str, Any] | None = setting(
+        None, 'how a pooling model pools, such as {"pooling_type": "MEAN", "normalize": false}; default: its own files'
+    )
+    hf_overrides: Mapping[str, Any] | None = setting(
+        None, 'keys that replace those of config.json, such as {"is_matryoshka": true}; default: none'
+    )
     load_format: LoadFormat = setting("auto", "where weights come from; 'random' needs only a config.json")
     dtype: DType = setting("auto", "type of the weights and activations")
     quantization: Quantization | None = setting(
@@ -68,6 +84,16 @@ class EngineConfig:
     pipeline_parallel_size: int = setting(1, "stages with consecutive layers of the model; each has its own processes")
     enable_expert_parallel: bool = setting(
         False, "the processes of tensor_parallel_size divide the experts of a mixture, not the matrices of each"
+    )
+    disable_custom_all_reduce: bool = setting(
+        False, "small sums over GPUs go over NCCL like large ones, not through memory that the processes share"
+    )
+    nnodes: int = setting(1, "machines that share one copy of the model, each with an equal part of its processes")
+    node_rank: int = setting(0, "which of these machines this is; 0 has the scheduler, others only host processes")
+    master_addr: str = setting("127.0.0.1", "address of node 0, on which the other nodes join it")
+    master_port: int = setting(29501, "port of node 0, on which the other nodes join it")
+    distributed_executor_backend: ExecutorBackend = setting(
+        "mp", "what starts the processes of other nodes: 'mp', a command on each node, or 'ray', a Ray cluster"
     )
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
     max_num_seqs: int | None = setting(None, "maximum sequences in one step; default: from model and memory")
@@ -92,6 +118,22 @@ class EngineConfig:
         "CPUs of the engine's threads: a list such as 0-7,16; 'auto': from the machine's topology; 'none': not pinned",
     )
     seed: int = setting(0, "seed of random weights and of requests that bring none")
+    speculative_config: Mapping[str, Any] | None = setting(
+        None,
+        "speculative decoding, with vLLM's keys: method (ngram, draft_model, early_exit), model, "
+        "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, num_layers; default: none",
+    )
+    speculative_model: str | None = setting(
+        None, "a smaller model with the same tokenizer that drafts tokens, or '[ngram]'; default: none"
+    )
+    num_speculative_tokens: int | None = setting(
+        None, "most drafted tokens of a sequence in one step; 0: no speculative decoding; default: 4 if it is on"
+    )
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """The three settings of speculative decoding in one; None if it is off."""
+        return speculative_config(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
 
     def __post_init__(self) -> None:
         self._check_names_and_flags()
@@ -104,6 +146,8 @@ class EngineConfig:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         self._check_ranges()
+        self._check_nodes()
+        _ = self.speculative  # raises an error for a value that is not valid
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
                 f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}; a "
@@ -126,6 +170,14 @@ class EngineConfig:
                 "logits and of token ids, used or not; leave it out to have it chosen from model and memory"
             )
 
+    def _check_nodes(self) -> None:
+        for name, end in (("node_rank", self.nnodes), ("master_port", MAX_PORT + 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+                raise ConfigError(f"{name} must be an integer from 0 to {end - 1}, got {value!r}")
+        if not isinstance(self.master_addr, str) or not self.master_addr:
+            raise ConfigError(f"master_addr must be the name or address of node 0, got {self.master_addr!r}")
+
     def _check_names_and_flags(self) -> None:
         if not isinstance(self.cpu_affinity, str) or not _AFFINITY.fullmatch(self.cpu_affinity):
             raise ConfigError(
@@ -138,17 +190,22 @@ class EngineConfig:
         for name in ("revision", "chat_template"):
             if not isinstance(value := getattr(self, name), (str, NoneType)):
                 raise ConfigError(f"{name} must be text, got {value!r}")
-        if not isinstance(self.default_chat_template_kwargs, (Mapping, NoneType)):
-            raise ConfigError(
-                f"default_chat_template_kwargs must be an object, got {self.default_chat_template_kwargs!r}"
-            )
-        for name in ("enable_chunked_prefill", "enable_prefix_caching", "enable_expert_parallel"):
+        for name in ("default_chat_template_kwargs", "pooler_config", "hf_overrides"):
+            if not isinstance(value := getattr(self, name), (Mapping, NoneType)):
+                raise ConfigError(f"{name} must be an object, got {value!r}")
+        for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"seed must be an integer between 0 and {MAX_SEED}, got {self.seed!r}")
 
 
+_FLAGS = (
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "enable_expert_parallel",
+    "disable_custom_all_reduce",
+)
 _AFFINITY = re.compile(r"auto|none|\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 
 
@@ -160,6 +217,10 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | None
     default_chat_template_kwargs: Mapping[str, Any] | None
     revision: str | None
+    runner: ModelRunner
+    convert: Conversion
+    pooler_config: Mapping[str, Any] | None
+    hf_overrides: Mapping[str, Any] | None
     load_format: LoadFormat
     dtype: DType
     quantization: Quantization | None
@@ -168,6 +229,12 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     enable_expert_parallel: bool
+    disable_custom_all_reduce: bool
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    distributed_executor_backend: ExecutorBackend
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
@@ -182,19 +249,26 @@ class EngineOptions(TypedDict, total=False):
     num_threads: int | None
     cpu_affinity: str
     seed: int
+    speculative_config: Mapping[str, Any] | None
+    speculative_model: str | None
+    num_speculative_tokens: int | None
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "runner": get_args(ModelRunner),
+    "convert": get_args(Conversion),
     "load_format": get_args(LoadFormat),
     "dtype": get_args(DType),
     "kv_cache_dtype": get_args(KvCacheDType),
     "device": get_args(Device),
+    "distributed_executor_backend": get_args(ExecutorBackend),
     "scheduling_policy": get_args(QueuePolicy),
     "capacity_policy": get_args(CapacityPolicy),
 }
 _AT_LEAST_ONE = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "nnodes",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -58,7 +58,8 @@ class BatchError(HeadraceError):
 
 
 class EngineDeadError(HeadraceError):
-    """The engine stopped. `code` is `engine_restarting` if it is being restarted, else `engine_dead`."""
+    """The engine stopped. `code` is `engine_restarting` if it is being restarted, `asleep` if it was put to sleep, else
+    `engine_dead`."""
 
     def __init__(self, message: str, *, code: str = "engine_dead") -> None:
         super().__init__(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace.flag_groups import FlagGroup, OtherFlag
 
 _ONE_LAYOUT = (
-    "a model is divided over the processes of one machine, by --tensor-parallel-size and --pipeline-parallel-size; "
+    "a model is divided over processes by --tensor-parallel-size and --pipeline-parallel-size, on --nnodes machines; "
     "--data-parallel-size starts several engines behind one address, and a job several workers"
 )
 _ASYNCHRONOUS = "scheduling is always asynchronous: steps are submitted ahead of results"
@@ -123,7 +123,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "ignored",
-        "models with Mamba, linear attention or Engram layers are not supported, and others do not read it",
+        "recurrent states have one form: matrices in float32, convolutions in the model's type, no cache of prefixes",
         values="mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds "
         "mamba-config mamba-ssm-cache-dtype mamba-ssu-algorithm replayssm-buffer-len gdn-prefill-backend "
         "kda-prefill-backend kda-decode-backend engram-config",
@@ -149,7 +149,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup("refused", "edit rope_scaling in the model's config.json", values="rope-scaling"),
     FlagGroup("refused", "edit rope_theta in the model's config.json", values="rope-theta"),
-    FlagGroup("refused", "edit the model's config.json", values="hf-overrides hf-config-path"),
+    FlagGroup("refused", "edit the model's config.json", values="hf-config-path"),
     FlagGroup("refused", "a sliding window is part of the model", switches="disable-sliding-window"),
     FlagGroup("refused", "give a directory that has it as --tokenizer", values="tokenizer-revision"),
     FlagGroup("ignored", "the fast tokenizer is always used", values="tokenizer-mode=auto|hf"),
@@ -200,15 +200,12 @@ GROUPS: tuple[FlagGroup, ...] = (
         "refused",
         "weights stay on the device while the server runs",
         values="weight-transfer-config",
-        switches="enable-sleep-mode sleep-mode-offload-cudagraph",
+        switches="sleep-mode-offload-cudagraph",
         lists="sleep-preserve-parameter-names",
     ),
     FlagGroup("ignored", "PyTorch's allocator is used", switches="enable-cumem-allocator enable-nccl-comm-suspend"),
-    FlagGroup(
-        "refused",
-        "every model generates, and /v1/embeddings returns its hidden states; there is no setting for it",
-        values="task=auto|generate runner=auto|generate convert=auto|none pooler-config override-pooler-config",
-    ),
+    FlagGroup("refused", "vLLM has replaced it by --runner and --convert; use these", values="task=auto"),
+    FlagGroup("refused", "vLLM has replaced it by --pooler-config; use that", values="override-pooler-config"),
     FlagGroup("ignored", "there is no late-interaction scoring", switches="enable-flash-late-interaction=true"),
     # ---- images, audio and video
     FlagGroup(
@@ -232,10 +229,10 @@ GROUPS: tuple[FlagGroup, ...] = (
         _ONE_LAYOUT,
         values="data-parallel-size-local=1 -dpl=1 data-parallel-rank=0 -dpn=0 "
         "data-parallel-start-rank=0 -dpr=0 decode-context-parallel-size=1 -dcp=1 prefill-context-parallel-size=1 "
-        "-pcp=1 nnodes=1 -n=1 node-rank=0 -r=0 elastic-ep-max-dp-size master-addr=127.0.0.1|localhost cp-size=1 "
+        "-pcp=1 elastic-ep-max-dp-size cp-size=1 "
         "context-parallel-size=1 moe-tensor-parallel-size=1|-1 moe-expert-parallel-size=1|-1 "
         "moe-cluster-parallel-size=1|-1",
-        switches="enable-eplb enable-dbo enable-elastic-ep headless "
+        switches="enable-eplb enable-dbo enable-elastic-ep "
         "data-parallel-external-lb -dpe data-parallel-hybrid-lb -dph data-parallel-multi-port-external-lb -dpm "
         "enable-scale-out enable-attention-dp",
     ),
@@ -244,7 +241,7 @@ GROUPS: tuple[FlagGroup, ...] = (
         "it belongs to a layout that is not supported, and changes nothing alone",
         values="data-parallel-backend=mp -dpb=mp data-parallel-address -dpa data-parallel-rpc-port -dpp "
         "data-parallel-supervisor-port dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s "
-        "dp-supervisor-probe-timeout-s dp-sync-interval master-port distributed-timeout-seconds "
+        "dp-supervisor-probe-timeout-s dp-sync-interval distributed-timeout-seconds "
         "cpu-distributed-timeout-seconds all2all-backend dbo-decode-token-threshold dbo-prefill-token-threshold "
         "ubatch-size=0 dcp-comm-backend dcp-kv-cache-interleave-size cp-kv-cache-interleave-size eplb-config "
         "num-redundant-experts=0 eplb-window-size eplb-step-interval expert-placement-strategy=linear",
@@ -255,16 +252,10 @@ GROUPS: tuple[FlagGroup, ...] = (
         "the engine runs in its own process, without Ray",
         switches="engine-use-ray worker-use-ray ray-workers-use-nsight disable-frontend-multiprocessing",
     ),
-    FlagGroup(
-        "refused",
-        "ranks are processes of one machine, without Ray; a job has a cluster's machines with 'headrace run'",
-        values="distributed-executor-backend=mp|uni",
-    ),
     FlagGroup("refused", "set CUDA_VISIBLE_DEVICES", values="device-ids"),
     FlagGroup(
         "ignored", "the engine takes the first visible GPU; a job takes one worker per GPU", values="gpus-per-node=1"
     ),
-    FlagGroup("ignored", "all-reduces are those of NCCL", switches="disable-custom-all-reduce"),
     FlagGroup(
         "ignored",
         "threads of the engine are always pinned near their GPU; --cpu-affinity chooses others",
@@ -281,16 +272,29 @@ GROUPS: tuple[FlagGroup, ...] = (
     # ---- speculative decoding and LoRA
     FlagGroup(
         "refused",
-        "there is no speculative decoding yet",
-        values="speculative-model num-speculative-tokens=0 speculative-config -sc spec-method spec-model spec-tokens=0 "
-        "speculative-draft-tensor-parallel-size speculative-max-model-len speculative-model-quantization "
-        "speculative-disable-by-batch-size speculative-disable-mqa-scorer spec-decoding-acceptance-method "
-        "typical-acceptance-sampler-posterior-threshold typical-acceptance-sampler-posterior-alpha "
-        "ngram-prompt-lookup-max ngram-prompt-lookup-min",
+        "the method and the lengths of n-grams are keys of --speculative-config",
+        values="spec-method ngram-prompt-lookup-max ngram-prompt-lookup-min",
+    ),
+    FlagGroup(
+        "refused",
+        "a draft model has the engine's dtype and context, and one process",
+        values="speculative-draft-tensor-parallel-size=1 speculative-max-model-len speculative-model-quantization",
     ),
     FlagGroup(
         "ignored",
-        "there is no speculative decoding yet, so nothing of it is measured",
+        "nothing is drafted with many running sequences, or where drafts are not accepted",
+        values="speculative-disable-by-batch-size",
+    ),
+    FlagGroup(
+        "refused",
+        "drafts are accepted exactly: answers have the same distribution as without them",
+        values="spec-decoding-acceptance-method typical-acceptance-sampler-posterior-threshold "
+        "typical-acceptance-sampler-posterior-alpha",
+    ),
+    FlagGroup("ignored", "drafts are verified in one batch", values="speculative-disable-mqa-scorer"),
+    FlagGroup(
+        "ignored",
+        "drafts are counted for all requests together (spec_decode metrics), and log-probabilities stay available",
         values="per-request-spec-decode-metrics=none",
         switches="disable-logprobs-during-spec-decoding",
     ),
@@ -329,7 +333,6 @@ GROUPS: tuple[FlagGroup, ...] = (
         "log-probabilities are the model's, before sampling parameters apply",
         values="logprobs-mode=raw_logprobs",
     ),
-    FlagGroup("refused", "it is not supported", switches="return-tokens-as-token-ids"),
     FlagGroup(
         "refused",
         "answers have texts, token ids and log-probabilities, nothing more of the model",

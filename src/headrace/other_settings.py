@@ -24,12 +24,16 @@ ALIASES = {  # vLLM's names for settings that Headrace has
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
     "kv_cache_memory_bytes": ("--kv-cache-memory",),
     "request_timeout_s": ("--request-timeout",),
+    "speculative_config": ("-sc",),
+    "speculative_model": ("--spec-model",),
+    "num_speculative_tokens": ("--spec-tokens", "--num-speculative-decoder-samples"),
 }
 
 
 VALUES = {  # vLLM's values of settings that Headrace has
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"dummy": "random"},
+    "distributed_executor_backend": {"uni": "mp"},
 }
 READABLE_NUMBERS = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")  # those of vLLM that take 32k
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -22,7 +22,7 @@ from headrace.errors import HeadraceError, RequestError
 T = TypeVar("T")
 TokenIds = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort"]
-Pooling = Literal["last", "mean"]
+Pooling = Literal["last", "mean", "cls"]
 
 _LARGEST = 2**31 - 1  # of parameters that become int32 values on the device
 NUM_DEVICE_STOPS = (
@@ -30,7 +30,9 @@ NUM_DEVICE_STOPS = (
 )
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_SEQUENCES = 16_384  # of one request: `n` and `best_of`
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # that an API allows unless it is told otherwise
+ALL_LOGPROBS = -1  # in place of a number: the whole vocabulary
+MAX_LOGPROB_TOKEN_IDS = 128  # width of their column on the device
 MAX_LOGIT_BIAS = 300  # tokens with a bias; OpenAI's limit
 MAX_BAD_WORDS = 128  # token sequences; a word has two: with and without a leading space
 MAX_BAD_WORD_LEN = 16  # tokens of each
@@ -205,7 +207,8 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: up to the end of the context
     min_tokens: int = 0
-    logprobs: int | None = None  # the chosen token's log-probability, and this many of the most likely
+    logprobs: int | None = None  # the chosen token's log-probability, and this many of the most likely; -1: all
+    logprob_token_ids: Sequence[int] | None = None  # those of these tokens, in place of the most likely
     prompt_logprobs: int | None = None  # the same for the prompt's tokens; the prefix cache is not used then
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -270,9 +273,9 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, low=MIN_SEED, high=MAX_SEED)
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+            _integer("logprobs", self.logprobs, low=ALL_LOGPROBS, high=_LARGEST)
         if self.prompt_logprobs is not None:
-            _integer("prompt_logprobs", self.prompt_logprobs, low=0, high=MAX_LOGPROBS)
+            _integer("prompt_logprobs", self.prompt_logprobs, low=ALL_LOGPROBS, high=_LARGEST)
         _number("temperature", self.temperature, low=0.0, high=1e4)
         _number("top_p", self.top_p, low=0.0, high=1.0)
         _number("min_p", self.min_p, low=0.0, high=1.0)
@@ -297,6 +300,8 @@ class SamplingParams:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+        if self.logprob_token_ids is not None:
+            object.__setattr__(self, "logprob_token_ids", _logprob_token_ids(self.logprob_token_ids))
         words = _list("bad_words", (self.bad_words,) if isinstance(self.bad_words, str) else self.bad_words)
         if not all(isinstance(word, str) and word.strip() for word in words):
             raise _refuse("bad_words", self.bad_words, "a list of words")
@@ -317,18 +322,19 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have."""
-        if not (self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids):
+        if not (self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids or self.logprob_token_ids):
             return
         named = {
             "logit_bias": self.logit_bias or (),
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_words_token_ids": [token for word in self.bad_words_token_ids for token in word],
+            "logprob_token_ids": self.logprob_token_ids or (),
         }
         for param, tokens in named.items():
             largest = max(tokens, default=0)
             if largest >= vocab_size:
                 raise RequestError(
-                    f"{param} has token id {largest}, but the vocabulary has {vocab_size:,} tokens", param=param
+                    f"{param} has token id {largest}, but the vocabulary has {vocab_size} tokens", param=param
                 )
 
     @property
@@ -354,7 +360,11 @@ class SamplingParams:
     @property
     def uses_logprobs(self) -> bool:
         """Whether log-probabilities of sampled tokens are needed, even if they are not returned."""
-        return self.logprobs is not None or self.picks_best
+        return self.returns_logprobs or self.picks_best
+
+    @property
+    def returns_logprobs(self) -> bool:
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
 
 def check_flag(param: str, value: object) -> None:
@@ -393,6 +403,14 @@ def _token_ids(param: str, given: object) -> tuple[int, ...]:
     return tuple(int(token) for token in given)
 
 
+def _logprob_token_ids(given: object) -> tuple[int, ...]:
+    tokens = tuple(dict.fromkeys(_token_ids("logprob_token_ids", given)))
+    if len(tokens) > MAX_LOGPROB_TOKEN_IDS:
+        rule = f"at most {MAX_LOGPROB_TOKEN_IDS} token ids"
+        raise RequestError(f"logprob_token_ids can be {rule}, got {len(tokens)}", param="logprob_token_ids")
+    return tokens
+
+
 def _biases(given: object) -> dict[int, float]:
     """Token ids to biases. OpenAI's ids are text, since JSON keys are."""
     if not isinstance(given, Mapping):
@@ -400,12 +418,23 @@ def _biases(given: object) -> dict[int, float]:
     if len(given) > MAX_LOGIT_BIAS:
         raise RequestError(f"logit_bias can have at most {MAX_LOGIT_BIAS} tokens, got {len(given)}", param="logit_bias")
     biases: dict[int, float] = {}
+    wrong = [token for token in given if _token_id(token) is None]
+    if wrong:
+        shown = ", ".join(str(token)[:40] for token in wrong)
+        raise RequestError(f"the keys of logit_bias must be token ids, got {shown}", param="logit_bias")
     for token, bias in given.items():
-        token_id = int(token) if isinstance(token, str) and token.isdecimal() and len(token) <= 10 else token
-        _integer("logit_bias", token_id, low=0, high=_LARGEST)
         _number("logit_bias", bias, low=-100.0, high=100.0)
-        biases[int(token_id)] = float(bias)
+        biases[_token_id(token) or 0] = float(bias)
     return biases
+
+
+def _token_id(given: object) -> int | None:
+    """A token id, also one that is written as text; None: it is something else."""
+    if isinstance(given, str):
+        return int(given) if given.isdecimal() and len(given) <= 10 and int(given) <= _LARGEST else None
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or not 0 <= given <= _LARGEST:
+        return None
+    return int(given)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -413,14 +442,19 @@ class Readout:
     """What a request wants from its prompt instead of an answer: pooled hidden states (an embedding; vLLM's pooling) or
     log-probabilities of given tokens (a score). One of the two is set."""
 
-    pooling: Pooling | None = None  # of the hidden states after the final norm: the last token's, or the mean of all
+    pooling: Pooling | None = None  # of the hidden states after the final norm: the last or first token's, or the mean
     targets: TokenIds | None = None  # tokens to score; the last one would follow the last prompt token
+    second_start: int | None = None  # where the second text of a pair starts, for models with token types
 
     def first_position(self, prompt_len: int) -> int:
         """Position of the first token whose hidden state is needed; those before may come from the prefix cache."""
         if self.targets is not None:
             return prompt_len - len(self.targets)
         return prompt_len - 1 if self.pooling == "last" else 0
+
+    def end_position(self, prompt_len: int) -> int:
+        """Position after the last token whose hidden state is needed."""
+        return 1 if self.pooling == "cls" else prompt_len
 
 
 # Requests with this priority or a higher number are background work, such as lines of batches: they use what other

@@ -19,7 +19,11 @@ EXAMPLES: dict[str, Any] = {"load_format": "gguf", "dtype": "float32", "device":
 EXAMPLES |= {"capacity_policy": "guaranteed_no_evict", "gpu_memory_utilization": 0.5, "enable_chunked_prefill": False}
 EXAMPLES |= {"enable_prefix_caching": False, "model": "m", "tokenizer": "t", "revision": "r"}
 EXAMPLES |= {"chat_template": "t.jinja", "default_chat_template_kwargs": {"a": 1}, "enable_expert_parallel": True}
+EXAMPLES |= {"runner": "pooling", "convert": "embed", "pooler_config": {"a": 1}, "hf_overrides": {"a": 1}}
+EXAMPLES |= {"disable_custom_all_reduce": True}
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
+EXAMPLES |= {"master_addr": "10.0.0.1", "distributed_executor_backend": "ray"}
+NEEDED = {"node_rank": ["--nnodes", "8"]}  # by the value of a flag
 
 
 def parser() -> CommandParser:
@@ -59,7 +63,9 @@ def test_every_field_of_the_config_has_a_flag_that_sets_it(name: str) -> None:
         if value is False
         else [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     )
-    assert config_of(*arguments) == EngineConfig(**{name: value})
+    needed = NEEDED.get(name, [])
+    assert getattr(config_of(*needed, *arguments), name) == value
+    assert needed or config_of(*arguments) == EngineConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -125,11 +126,13 @@ def test_a_check_needs_no_output_and_runs_nothing(
 ) -> None:
     from headrace.engine.checks import RequestChecks
     from headrace.jobs.preflight.front import Front
+    from headrace.models.spec import ModelSpec
     from headrace.sched import SchedulerLimits
 
     limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=64)
+    spec = cast(ModelSpec, SimpleNamespace(vocab_size=100, hidden_size=8, pooler=None, is_encoder=False))
     monkeypatch.setattr(
-        "headrace.jobs.preflight.front.open_front", lambda config: Front("m", None, 100, RequestChecks(limits))
+        "headrace.jobs.preflight.front.open_front", lambda config: Front("m", None, spec, RequestChecks(limits))
     )
     source.write_text('{"prompt": [1, 2]}\n{broken\n')
     summary = source.parent / "check.json"

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from headrace.dist.collectives import TensorGroup, connect
+from headrace.dist.collectives import StageLink, TensorGroup, connect
 from headrace.dist.mesh import Mesh
+from headrace.dist.rendezvous import Rendezvous
 
 Result = TypeVar("Result")
 
@@ -23,13 +24,26 @@ def on_ranks(size: int, function: Callable[[TensorGroup], Result], *, whole_expe
         return Mesh(rank, size, whole_experts=whole_experts)
 
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(size) as pool:
-        store = Path(directory) / "store"
+        rendezvous = Rendezvous.in_file(Path(directory) / "store")
 
         def run(rank: int) -> Result:
             torch.set_num_threads(1)
             with torch.inference_mode():
-                group = connect(mesh_of(rank), store, "gloo").tensor
+                group = connect(mesh_of(rank), rendezvous, "gloo").tensor
                 assert group is not None
                 return function(group)
+
+        return list(pool.map(run, range(size)))
+
+
+def on_stages(size: int, function: Callable[[StageLink], Result]) -> list[Result]:
+    """The same for the stages of a pipeline."""
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(size) as pool:
+        rendezvous = Rendezvous.in_file(Path(directory) / "store")
+
+        def run(stage: int) -> Result:
+            link = connect(Mesh(0, 1, stage, size), rendezvous, "gloo").stages
+            assert link is not None
+            return function(link)
 
         return list(pool.map(run, range(size)))

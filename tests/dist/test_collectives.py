@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from headrace.dist.collectives import TensorGroup
 from headrace.dist.mesh import Span, divided
+from headrace.dist.peer_memory import PeerAccessError, agreed
 from tests.dist.ranks import on_ranks
 
 
@@ -43,3 +46,42 @@ def test_units_are_divided_into_consecutive_parts_of_nearly_equal_size(
     assert parts[0].start == 0 and parts[-1].end == num_units
     assert all(before.end == after.start for before, after in zip(parts[:-1], parts[1:], strict=True))
     assert Span(1, 3).times(16) == Span(16, 48)
+
+
+class NegativeSums:
+    """In place of the transport for small sums: returns what no sum would."""
+
+    def takes(self, x: torch.Tensor) -> bool:
+        return x.numel() <= 4
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.neg_()
+
+    def abort(self) -> None:
+        pass
+
+
+def test_small_sums_take_their_own_way() -> None:
+    def sums(group: TensorGroup) -> list[list[float]]:
+        group = group.with_small_sums(NegativeSums())
+        return [group.all_reduce(torch.ones(size)).tolist() for size in (4, 5)]
+
+    assert on_ranks(2, sums) == [[[-1.0] * 4, [2.0] * 5]] * 2
+
+
+def test_what_fails_on_one_rank_is_raised_on_all() -> None:
+    def agree(group: TensorGroup) -> list[bytes] | str:
+        def told() -> bytes:
+            if group.mesh.tensor_rank == failing:
+                raise PeerAccessError("no memory")
+            return b"rank %d" % group.mesh.tensor_rank
+
+        try:
+            return agreed(partial(group.exchange, device=torch.device("cpu")), told)
+        except PeerAccessError as error:
+            return str(error)
+
+    failing = 1
+    assert on_ranks(3, agree) == ["rank 1: no memory"] * 3
+    failing = -1
+    assert on_ranks(3, agree) == [[b"rank 0", b"rank 1", b"rank 2"]] * 3

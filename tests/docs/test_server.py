@@ -11,7 +11,13 @@ from headrace.anthropic import schema as anthropic
 from headrace.openai.fields import HINTS, LABELS, UNSUPPORTED
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.openai.schema.embeddings import EmbeddingRequest
+from headrace.openai.schema.embeddings import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from headrace.openai.schema.responses import UNSUPPORTED_IN_RESPONSES, ResponsesRequest
 from headrace.server.endpoints import ROUTES
 
@@ -23,7 +29,11 @@ def named(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "request_type", [ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest, anthropic.MessagesRequest]
+    "request_type",
+    [
+        *(ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest, anthropic.MessagesRequest),
+        *(ClassifyRequest, PoolingRequest, RerankRequest, ScoreRequest),
+    ],
 )
 def test_every_parameter_is_on_the_page(request_type: type) -> None:
     table = PAGE.partition("## Parameters")[2].partition("## Streams")[0]

@@ -226,7 +226,7 @@ def test_a_text_that_is_much_too_long_is_refused_by_its_start(
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="token id 320 is outside the vocabulary of 320"):
+    with pytest.raises(RequestError, match="token id 320 is out of vocabulary, which has 320 tokens"):
         llm.generate([[1, 320]], GREEDY)
 
 

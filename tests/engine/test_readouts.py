@@ -210,7 +210,7 @@ def test_invalid_readouts_are_refused(llm: LLM) -> None:
         llm.score("a", ["b", ""])
     with pytest.raises(RequestError, match="prompt 0 has no tokens to continue"):
         llm.score("", "b")
-    with pytest.raises(RequestError, match="token id 320 is outside the vocabulary"):
+    with pytest.raises(RequestError, match="token id 320 is out of vocabulary"):
         llm.score([[1]], [[320]])
     assert llm.embed([], use_tqdm=False) == [] and llm.score([], [], use_tqdm=False) == []
 

@@ -358,3 +358,31 @@ def test_a_small_model_on_several_gpus_is_warned_about_with_the_predicted_time()
     large = replace(SPEC, hidden_size=8192, intermediate_size=28_672, num_layers=2, num_heads=64, head_dim=128)
     config = EngineConfig(tensor_parallel_size=2)
     assert resolve(config, large, replace(facts(), gpu=GPU, num_gpus=2)).warnings == ()
+
+
+def test_each_node_has_its_part_of_the_ranks_and_of_its_own_memory() -> None:
+    one, two = (settings(pipeline_parallel_size=2, nnodes=count, max_num_seqs=64) for count in (1, 2))
+    assert (one.ranks_per_node, two.ranks_per_node) == (2, 1)
+    assert [list(two.ranks_of_node(node)) for node in (0, 1)] == [[0], [1]]
+    assert two.threads_per_rank == 2 * one.threads_per_rank
+    assert reason(two, "nnodes") == "as set: each node has 1 of 2 ranks"
+    assert on_gpus(1, pipeline_parallel_size=2, nnodes=2).device == "cuda"  # one GPU on each node
+
+
+def test_ranks_that_do_not_divide_over_the_nodes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nnodes=3 does not divide the 2 ranks of pipeline_parallel_size=2"):
+        settings(pipeline_parallel_size=2, nnodes=3)
+    with pytest.raises(ConfigError, match=r"node_rank=1 hosts ranks .* headrace serve MODEL --headless --node-rank 1"):
+        settings(pipeline_parallel_size=2, nnodes=2, node_rank=1)
+    with pytest.raises(ConfigError, match="node_rank must be an integer from 0 to 1, got 2"):
+        settings(pipeline_parallel_size=2, nnodes=2, node_rank=2)
+
+
+def test_sums_over_the_network_are_warned_about() -> None:
+    warnings = settings(tensor_parallel_size=2, nnodes=2).warnings
+    assert any("tensor_parallel_size=2 is over several nodes" in warning for warning in warnings)
+
+
+def test_a_gpu_without_free_memory_is_no_problem_where_all_sizes_are_set() -> None:
+    full = replace(GPU, free_memory=0)
+    assert on_gpu(full, num_gpu_blocks_override=8, max_num_seqs=2).num_blocks == 8

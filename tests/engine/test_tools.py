@@ -70,10 +70,11 @@ def test_required_allows_several_calls(llm: LLM, name: str) -> None:
     assert max(numbers) > 1 and max(numbers) <= MAX_CALLS
 
 
-def walks(name: str, tools: Any, choice: Any, *, num: int, is_parallel: bool = True) -> list[str]:
+def walks(name: str, tools: Any, choice: Any, *, num: int, is_parallel: bool = True, answer: Any = None) -> list[str]:
     """Texts that a format's grammar allows, by a random choice among the bytes that it allows next."""
     grammars = Grammars(byte_tokenizer(), vocab_size=258, eos_token_ids=(256,))
-    grammar = grammars.compile(tools_grammar(tools, choice, name, parallel_tool_calls=is_parallel))
+    outputs = tools_grammar(tools, choice, name, parallel_tool_calls=is_parallel, answer=answer)
+    grammar = grammars.compile(outputs)
     rng = np.random.default_rng(7)
     found = [_walk(grammar.matcher(), rng, grammars.end_id) for _ in range(num)]
     return [text for text in found if text is not None and "analysis" not in text]  # which has no end here
@@ -165,3 +166,14 @@ def test_arguments_have_no_keys_that_the_schema_does_not_list() -> None:
     matcher = grammar.matcher()
     assert not matcher.consume_tokens(list(b'{"name": "f", "parameters": {"')), "a key was allowed"
     assert grammar.matcher().consume_tokens(list(b'{"name": "f", "parameters": {}}'))
+
+
+@pytest.mark.parametrize("name", [name for name in PARSERS if name != "openai"])
+def test_with_a_schema_an_answer_is_calls_or_such_a_json_text(name: str) -> None:
+    schema = record(level={"type": "integer", "minimum": 1, "maximum": 3})
+    kinds = set()
+    for text in walks(name, [tool("ping")], REQUIRED, num=12, is_parallel=False, answer=schema):
+        found = parse(text, name, {"ping": {}})
+        kinds.add(bool(found.tool_calls))
+        assert found.tool_calls or fits(json.loads(found.content), schema), text
+    assert kinds == {True, False}

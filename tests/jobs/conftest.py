@@ -67,7 +67,7 @@ def starter(tokenizer: Tokenizer) -> Callable[..., Engine]:
         return Engine(
             client=EngineClient(core, deliver),
             settings=settings,
-            spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE)),
+            spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE, pooler=None, is_encoder=False)),
             tokenizer=tokenizer,
             eos_token_ids=(EOS_TOKEN_ID,),
             model_name="fake",

@@ -120,6 +120,13 @@ def test_a_sink_of_the_reference_is_a_key_whose_value_is_zero() -> None:
     torch.testing.assert_close(out[0], scores.softmax(0)[:2] @ step.values[0][0])
 
 
+def test_a_slope_of_the_reference_lowers_scores_with_the_distance() -> None:
+    step = build_step([(1, 3)], heads=(1, 1))
+    out = reference.paged_attention(step.q, step.cache, step.layout, 1.0, slopes=torch.tensor([0.25]))
+    scores = step.keys[0][0] @ step.q[0, 0] - torch.tensor([0.5, 0.25, 0.0])
+    torch.testing.assert_close(out[0], scores.softmax(0) @ step.values[0][0])
+
+
 def assert_like_reference(
     step: Step,
     *,
@@ -127,8 +134,9 @@ def assert_like_reference(
     softcap: float | None = None,
     slides: bool = True,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> None:
-    scale, further = step.q.shape[-1] ** -0.5, {"slides": slides, "sinks": sinks}
+    scale, further = step.q.shape[-1] ** -0.5, {"slides": slides, "sinks": sinks, "slopes": slopes}
     expected = reference.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, **further)
     out = attention.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, **further)
     torch.testing.assert_close(out, expected, **tolerance(step))
@@ -138,6 +146,12 @@ def assert_like_reference(
 def test_the_kernel_gives_sinks_their_share(window: int | None) -> None:
     sinks = torch.tensor([-30.0, 0.5, 3.0, 30.0] * 3)[:9]
     assert_like_reference(build_step(MIXED, heads=(9, 3)), window=window, sinks=sinks)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (20, 2.0)])
+def test_the_kernel_lowers_scores_by_the_slope_of_their_head(window: int | None, softcap: float | None) -> None:
+    slopes = 0.5 ** torch.arange(1.0, 10.0)
+    assert_like_reference(build_step(MIXED, heads=(9, 3)), window=window, softcap=softcap, slopes=slopes)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 5])

@@ -131,7 +131,13 @@ def test_the_same_tokens_are_kept_where_too_few_can_be_gathered(
 @cases("num_rows vocab_size", gpu=[(1000, 128_256)], interpreted=[(1, 40_000)])
 @pytest.mark.parametrize(
     "settings",
-    [{"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 50}, {"top_k": 1000, "top_p": 0.9}, {"min_p": 0.01, "top_p": 0.9}],
+    [
+        pytest.param({"top_p": 0.9}, marks=pytest.mark.slow),
+        pytest.param({"top_p": 0.3}, marks=pytest.mark.slow),
+        pytest.param({"top_k": 50}, marks=pytest.mark.slow),
+        {"top_k": 1000, "top_p": 0.9},
+        pytest.param({"min_p": 0.01, "top_p": 0.9}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("spread", [pytest.param(0.7, marks=pytest.mark.slow), 3.0])

@@ -8,9 +8,11 @@ import pytest
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import ModelSpec, RopeSpec
+from headrace.models.dense_traits import alibi_slopes
 from headrace.models.families import family_of_config
 from headrace.models.hub_config import spec_from_config
 from headrace.models.spec import MixtureSpec, QueryGrowth
+from tests.models.test_published_configs import CONFIGS
 
 LLAMA_3_2_1B = {
     "architectures": ["LlamaForCausalLM"],
@@ -207,6 +209,7 @@ QWEN3_30B_A3B = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+BLOOM_560M, MPT_7B = CONFIGS["bigscience/bloom-560m"], CONFIGS["mosaicml/mpt-7b-instruct"]
 PYTHIA_410M = {
     "architectures": ["GPTNeoXForCausalLM"],
     "hidden_act": "gelu",
@@ -418,11 +421,28 @@ def test_impossible_numbers_of_llama_4_are_refused(change: dict[str, Any]) -> No
         spec(LLAMA_4_SCOUT | {"text_config": LLAMA_4_SCOUT_TEXT | change})
 
 
+def test_slopes_of_alibi_are_powers_of_two() -> None:
+    """As the paper gives them for 8 heads; with 6 heads every second of those of 8 comes first."""
+    of_8 = tuple(2.0**-exponent for exponent in range(1, 9))
+    assert alibi_slopes(8) == of_8
+    assert alibi_slopes(6) == (2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3)
+    assert spec(MPT_7B).alibi_slopes == alibi_slopes(32)
+    falcon = {"architectures": ["FalconForCausalLM"], "hidden_size": 1024, "n_head": 16, "n_layer": 2, "vocab_size": 96}
+    assert spec(falcon, alibi=True).alibi_slopes == tuple(
+        slope / 8 for slope in alibi_slopes(16)
+    )  # scaled as the scores
+
+
 @pytest.mark.parametrize(
     ("base", "change"),
     [
         (FIRST_GPT_2, {"scale_attn_by_inverse_layer_idx": True}),
-        (PYTHIA_410M, {"architectures": ["FalconForCausalLM"], "alibi": True}),
+        (PYTHIA_410M, {"alibi": True}),
+        (BLOOM_560M, {"apply_residual_connection_post_layernorm": True}),
+        (MPT_7B, {"attn_config": {"alibi": False}}),
+        (MPT_7B, {"attn_config": {"qk_ln": True}}),
+        (MPT_7B, {"no_bias": False}),
+        (MPT_7B, {"logit_scale": "inv_sqrt_d_model"}),
         (FIRST_GPT_2, {"add_cross_attention": True}),
         (FIRST_GPT_2, {"activation_function": "relu"}),
         (PYTHIA_410M, {"hidden_act": "silu"}),

@@ -217,11 +217,8 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def logits(decoder: Decoder, text: torch.Tensor) -> torch.Tensor:
-    spec, length = decoder.spec, len(text)
-    cpu = torch.device("cpu")
-    caches = [
-        ops.allocate_cache(4, 16, spec.num_kv_heads, spec.head_dim, torch.float32, cpu) for _ in range(spec.num_layers)
-    ]
+    length = len(text)
+    caches = decoder.allocate_caches(4, 16, num_slots=1)
     layout = ops.StepLayout(
         positions=torch.arange(length),
         slot_mapping=torch.arange(length),

@@ -51,6 +51,10 @@ GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "he
 GPT_OSS |= {"intermediate_size": 64}
 GPT_OSS |= {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False}}
 GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 32}
+GEMMA3N: dict[str, Any] = {"num_hidden_layers": 6, "head_dim": 16, "sliding_window": 8, "num_kv_shared_layers": 2}
+GEMMA3N |= {"vocab_size_per_layer_input": 90, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+GEMMA3N |= {"activation_sparsity_pattern": [0.9, 0.8, 0.0, 0.0, 0.5, 0.0]}
+GEMMA3N["layer_types"] = [f"{kind}_attention" for kind in ("full", "sliding", "full", "sliding", "sliding", "full")]
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
 MINISTRAL3_ROPE = {
     "rope_type": "yarn",
@@ -80,6 +84,7 @@ MODELS: dict[str, Any] = {
         SIGLIP,
         mm_tokens_per_image=1,
     ),
+    "gemma 3n": lambda: transformers.Gemma3nForCausalLM(transformers.Gemma3nTextConfig(**TINY | GEMMA3N)),
     "mistral small 3": lambda: multimodal(
         "Mistral3",
         "Mistral3ForConditionalGeneration",
@@ -134,6 +139,17 @@ MODELS: dict[str, Any] = {
     ),
     "falcon, one half after the other": lambda: causal(
         "Falcon", parallel_attn=False, multi_query=False, ffn_hidden_size=48
+    ),
+    "falcon-rw": lambda: causal(
+        "Falcon", alibi=True, parallel_attn=False, multi_query=False, bias=True, ffn_hidden_size=48
+    ),
+    "bloom": lambda: transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=96, n_head=6, n_layer=2)
+    ),
+    "mpt": lambda: transformers.MptForCausalLM(
+        transformers.MptConfig(
+            vocab_size=VOCAB_SIZE, d_model=96, n_heads=6, n_layers=2, max_seq_len=128, attn_config={"clip_qkv": 0.5}
+        )
     ),
     "olmo 1": lambda: causal("Olmo", clip_qkv=0.5),
     "opt": lambda: causal("OPT", ffn_dim=48, word_embed_proj_dim=32, num_key_value_heads=None),
@@ -273,6 +289,21 @@ def test_internlm_3_is_a_llama_with_biases(tmp_path: Path) -> None:
     biases = {"attention_bias": None, "mlp_bias": None, "bias": True, "qkv_bias": True}
     rename(tmp_path, {}, architectures=["InternLM3ForCausalLM"], **biases)
     assert check(model, tmp_path).family == "internlm3"
+
+
+def test_gemma_3n_is_read_from_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    """Its layers without keys have tensors for them too, which are not used."""
+    model = build("gemma 3n")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": config, "model_type": "gemma3n"}
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in rename(tmp_path, {}).items()}
+    unused = {f"model.language_model.layers.5.self_attn.{name}_proj.weight": torch.ones(32, 32) for name in "kv"}
+    save_file(tensors | unused | {"model.audio_tower.conv.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    spec = check(model, tmp_path)
+    assert spec.kv_elements_per_token == 4 * 2 * 2 * 16
+    assert [spec.kv_source(layer) for layer in range(6)] == [None, None, None, None, 3, 2]
 
 
 def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:

@@ -314,16 +314,18 @@ class PagedRun:
     """Feeds texts to a decoder step by step, over blocks scattered through a cache that starts as NaN."""
 
     def __init__(self, decoder: Decoder, texts: list[Tensor]) -> None:
-        spec, order = decoder.spec, torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
+        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
         self.decoder, self.texts = decoder, texts
         self.done = [0] * len(texts)
         self.logits: list[list[Tensor]] = [[] for _ in texts]
         self.tables = order[: len(texts) * MAX_BLOCKS].view(len(texts), MAX_BLOCKS).int()
-        shape = (NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, torch.device("cpu"))
-        self.caches = [ops.allocate_cache(*shape) for _ in range(spec.num_layers)]
+        self.caches = decoder.allocate_caches(NUM_BLOCKS, BLOCK_SIZE, num_slots=len(texts))
         for cache in self.caches:
-            cache.keys.fill_(float("nan"))
-            cache.values.fill_(float("nan"))
+            state = cache.state
+            parts = [cache.keys, cache.values, *(() if state is None else (state.conv, state.matrices))]
+            for part in parts:
+                if part is not None:
+                    part.fill_(float("nan"))
 
     def step(self, step: Step) -> None:
         pieces = [torch.arange(self.done[row], self.done[row] + count) for row, count in step]

@@ -37,6 +37,7 @@ NOT_A_FLAG = {
     "stop_token_ids": "token ids are data of a request",
     "include_stop_str_in_output": "changes the form of answers, which their reader decides",
     "logprobs": "changes the form of answers, which their reader decides",
+    "logprob_token_ids": "token ids are data of a request",
     "prompt_logprobs": "an output line has no place for them",
     "detokenize": "answers are text",
     "skip_special_tokens": "changes the form of answers, which their reader decides",
@@ -66,10 +67,14 @@ VALUES: dict[str, Any] = {
     "max_tokens": 9,
     "min_tokens": 2,
     "logprobs": 3,
+    "logprob_token_ids": [5],
     "prompt_logprobs": 2,
     "skip_special_tokens": False,
     "structured_outputs": {"regex": "a"},
 }
+
+
+NEEDS: dict[str, dict[str, Any]] = {"logprob_token_ids": {"logprobs": 1}}  # what a field needs beside it
 
 
 def as_given(name: str) -> Any:
@@ -93,9 +98,10 @@ def test_every_field_has_a_value_to_try() -> None:
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in NOT_OVER_HTTP])
 def test_every_parameter_reaches_the_engine_from_both_endpoints(name: str) -> None:
     limits = Limits()
-    text = CompletionRequest(prompt="a", **{name: VALUES[name]})
+    text = CompletionRequest(prompt="a", **{name: VALUES[name]}, **NEEDS.get(name, {}))
     assert getattr(completion_params(text, limits, completion_limit(text)), name) == as_given(name)
     given = {"logprobs": True, "top_logprobs": VALUES[name]} if name == "logprobs" else {name: VALUES[name]}
+    given |= {"logprobs": True} if name in NEEDS else {}
     chat = ChatRequest(messages=[], **given)
     assert getattr(chat_params(chat, limits, chat_limit(chat)), name) == as_given(name)
 
@@ -112,7 +118,7 @@ def parse(line: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in NOT_IN_A_LINE])
 def test_every_parameter_is_read_from_a_plain_line_and_from_a_batch_line(name: str) -> None:
     assert name in SAMPLING_FIELDS
-    body = {"prompt": "a", name: VALUES[name]}
+    body = {"prompt": "a", name: VALUES[name], **NEEDS.get(name, {})}
     batch = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     for parsed in (parse(body), parse(batch)):
         assert isinstance(parsed, LineRequest), parsed

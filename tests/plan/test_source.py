@@ -62,10 +62,13 @@ def test_latent_attention_caches_one_vector_per_token_and_layer() -> None:
     assert "quantized (modelopt)" in (shape.why_not_run or "")
 
 
-def test_latent_attention_that_the_engine_runs_caches_keys_and_values_of_all_heads() -> None:
-    shape = find_shape("deepseek-r1")
+def test_latent_attention_that_the_engine_runs_has_the_same_cache() -> None:
+    config = {key: value for key, value in find_entry("deepseek-r1").config.items() if key != "quantization_config"}
+    shape, planned = shape_of_config("unquantized", config), find_entry("deepseek-r1")
     assert shape.why_not_run is None
-    assert shape.kv_elements_per_token == 61 * 2 * 128 * (128 + 64)
+    others = shape_of_config("quantized", planned.config)
+    for name in ("kv_elements_per_token", "num_kv_heads", "attention_width", "kv_size", "q_size"):
+        assert getattr(shape, name) == getattr(others, name)
     assert shape.num_params / 1e9 == pytest.approx(671.03, abs=0.01)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from headrace.engine.core import EngineCore
@@ -17,10 +18,11 @@ def test_readout_chunks_are_found_among_the_tokens_of_a_step_pooling_first() -> 
     slots, num_tokens = np.array([4, 0, 9, 2]), np.array([1, 3, 4, 2])
     chunks = (
         ReadoutChunk(9, 2, 2, TARGETS, is_last=False),
-        ReadoutChunk(2, 0, 2, None, is_last=True),
+        ReadoutChunk(2, 0, 2, None, is_last=True, num_pooled=8),
         ReadoutChunk(0, 2, 1, None, is_last=True),
     )
     layout = lay_out_readouts(chunks, slots, num_tokens)
+    assert layout.shares.tolist() == [0.125, 1.0]
     assert layout.indexes.tolist() == [8, 9, 3, 6, 7]
     assert layout.pooled_lens.tolist() == [2, 1]
     assert layout.targets.tolist() == [7, 8]
@@ -55,5 +57,5 @@ def test_the_fake_runner_computes_readouts() -> None:
         events |= {event.request_id: event for event in core.step()}
     scores, mean = events["scores"].readout, events["mean"].readout
     assert scores is not None and scores.tolist() == [-token for token in range(4, 12)]
-    assert mean is not None and mean.tolist() == [1.0]
+    assert mean is not None and mean.tolist() == pytest.approx([1.0], rel=1e-6)
     assert len(events["answer"].token_ids) == 3 and events["answer"].readout is None

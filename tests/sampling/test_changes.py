@@ -205,7 +205,7 @@ def test_columns_that_no_slot_has_used_take_no_memory() -> None:
         ({"presence_penalty": 2.5}, "presence_penalty must be between -2 and 2"),
         ({"frequency_penalty": "high"}, "frequency_penalty must be a finite number"),
         ({"logit_bias": {1: 101}}, "logit_bias must be between -100 and 100"),
-        ({"logit_bias": {-1: 1}}, "logit_bias must be between 0 and"),
+        ({"logit_bias": {-1: 1, "x": 1}}, "the keys of logit_bias must be token ids, got -1, x"),
         ({"logit_bias": dict.fromkeys(range(301), 1)}, "at most 300 tokens, got 301"),
         ({"allowed_token_ids": []}, "at least one token id"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids must be between 0 and"),

@@ -33,6 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "bad_words_token_ids": [[1, 2]],
     "min_tokens": 2,
     "logprobs": 2,
+    "logprob_token_ids": [1, 2],
 }
 
 

@@ -196,6 +196,25 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_of_rows_that_asked():
     assert found.top_ids.tolist() == expected.topk(4).indices.tolist()
 
 
+def test_a_row_that_names_tokens_gets_their_logprobs_in_their_order():
+    logits = torch.randn(2, VOCAB_SIZE) * 3
+    sampler = Sampler(2, VOCAB_SIZE)
+    enter_slot(sampler, 0, temperature=0.0, logprob_token_ids=[7, 2, 9])
+    enter_slot(sampler, 1, temperature=0.0, logprobs=2)
+    found = sample(sampler, logits.clone(), [0, 1]).logprobs
+    expected = logits.log_softmax(dim=1)
+    torch.testing.assert_close(found.named_values[0, :3], expected[0, [7, 2, 9]])
+    torch.testing.assert_close(found.top_values[1], expected[1].topk(2).values)
+
+
+def test_all_logprobs_are_those_of_the_whole_vocabulary():
+    logits = torch.randn(1, VOCAB_SIZE)
+    sampler = Sampler(1, VOCAB_SIZE)
+    enter_slot(sampler, 0, temperature=0.0, logprobs=-1)
+    found = sample(sampler, logits, [0]).logprobs
+    assert sorted(found.top_ids[0].tolist()) == list(range(VOCAB_SIZE))
+
+
 def test_the_rank_of_the_likeliest_is_one():
     logits = torch.arange(VOCAB_SIZE).float()[None]
     sampler = Sampler(1, VOCAB_SIZE)

@@ -75,7 +75,7 @@ class FakeEngine:
         return SimpleNamespace(
             client=self.client,
             settings=SimpleNamespace(max_model_len=512, max_num_seqs=8, queue_policy="fcfs"),
-            spec=SimpleNamespace(vocab_size=self._tokenizer.vocab_size),
+            spec=SimpleNamespace(vocab_size=self._tokenizer.vocab_size, pooler=None, is_encoder=False),
             tokenizer=self._tokenizer,
             eos_token_ids=(0,),
             stats=None,

@@ -114,6 +114,9 @@ class FakeMetrics:
     def queue_usage(self, share: float | None) -> None:
         pass
 
+    def sleeping(self, level: int) -> None:
+        pass
+
     def restarted(self, *, engine: int = 0) -> None:
         self.num_restarts += 1
 

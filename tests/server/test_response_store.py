@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.server.response_archive import ResponseArchive
 from headrace.server.response_store import ResponseStore, StoredResponse
 
 
@@ -59,3 +65,52 @@ def test_a_response_that_is_generated_is_not_dropped() -> None:
     made.change(running, {**running.response, "status": "completed"})
     made.add(response("3"))
     assert made.find("a", "1") is None and made.find("a", "3") is not None
+
+
+def archived(directory: Path, *, max_responses: int = 100) -> tuple[ResponseStore, ResponseArchive]:
+    archive = ResponseArchive(directory)
+    return ResponseStore(max_responses=max_responses, max_bytes=1000, archive=archive), archive
+
+
+def test_an_archive_has_the_finished_responses_for_the_next_server(tmp_path: Path) -> None:
+    made, archive = archived(tmp_path)
+    for one in (response("1"), response("2", owner="b"), response("3"), response("4", status="in_progress")):
+        made.add(one)
+    made.delete("a", "3")
+    archive.close()
+    again, archive = archived(tmp_path)
+    assert again.num_responses == 2 and again.find("a", "4") is None
+    found = again.find("b", "2")
+    assert found is not None and found.output[0]["id"] == "msg_2" and again.find_item("a", "msg_1") is not None
+    archive.close()
+
+
+def test_a_response_in_the_background_is_archived_at_its_end(tmp_path: Path) -> None:
+    made, archive = archived(tmp_path)
+    running = response("1", status="queued")
+    made.add(running)
+    made.change(running, {"id": "1", "status": "completed", "output": []})
+    archive.close()
+    again, archive = archived(tmp_path)
+    assert again.find("a", "1") is not None
+    archive.close()
+
+
+def test_a_smaller_limit_also_holds_for_what_was_archived(tmp_path: Path) -> None:
+    made, archive = archived(tmp_path)
+    for number in range(3):
+        made.add(response(str(number)))
+    archive.close()
+    fewer, archive = archived(tmp_path, max_responses=1)
+    archive.close()
+    assert fewer.num_responses == 1
+    again, archive = archived(tmp_path)
+    assert again.num_responses == 1 and again.find("a", "2") is not None
+    archive.close()
+
+
+def test_two_servers_cannot_share_an_archive(tmp_path: Path) -> None:
+    archive = ResponseArchive(tmp_path)
+    with pytest.raises(ConfigError, match="another server"):
+        ResponseArchive(tmp_path)
+    archive.close()

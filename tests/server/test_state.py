@@ -23,6 +23,12 @@ def test_the_server_is_dead_while_its_engine_is() -> None:
     assert (state.phase, state.is_alive) == ("ready", True)
 
 
+def test_a_server_whose_engine_sleeps_is_alive_and_not_ready() -> None:
+    state = ServerState(lambda: "asleep")
+    state.ready()
+    assert (state.phase, state.is_ready, state.is_alive, state.refuse_reason()) == ("asleep", False, True, "asleep")
+
+
 def test_draining_cannot_be_undone() -> None:
     state = ServerState()
     state.drain()

@@ -19,10 +19,12 @@ SHORT_FLAGS: dict[str, Sequence[str]] = {  # as vLLM has them
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
     "enable_expert_parallel": ("-ep",),
+    "nnodes": ("-n",),
+    "node_rank": ("-r",),
     "quantization": ("-q",),
 }
 
-_METAVARS = {"api_key": "KEY", "chat_template": "FILE"}
+_METAVARS = {"api_key": "KEY", "chat_template": "FILE", "master_addr": "HOST"}
 
 
 class _StoreWords(argparse.Action):

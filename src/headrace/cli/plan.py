@@ -56,6 +56,9 @@ def build_parser() -> CommandParser:
     where.add_argument("--gpu-price", type=float, metavar="X", help="dollars per GPU-hour, instead of an assumption")
     where.add_argument("--tensor-parallel-size", type=int, metavar="N", help="default: chosen with a reason")
     where.add_argument("--pipeline-parallel-size", type=int, metavar="N", help="default: chosen with a reason")
+    where.add_argument(
+        "--enable-expert-parallel", action="store_true", help="tensor-parallel GPUs have whole experts of a mixture"
+    )
     where.add_argument("--bandwidth", type=float, metavar="GB/S", help="memory bandwidth of a CPU; default: measured")
     where.add_argument("--gflops", type=float, metavar="X", help="float32 GFLOP/s of a CPU; default: measured")
     work = parser.add_argument_group("workload")
@@ -146,6 +149,7 @@ def _settings(given: argparse.Namespace) -> PlanSettings:
         num_gpus=given.gpus,
         tensor_parallel_size=given.tensor_parallel_size,
         pipeline_parallel_size=given.pipeline_parallel_size,
+        enable_expert_parallel=given.enable_expert_parallel,
         gpu_memory_utilization=given.gpu_memory_utilization,
         max_model_len=given.max_model_len,
         max_num_seqs=given.max_num_seqs,

@@ -25,6 +25,7 @@ from headrace.cli.auto import (
 from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.messages import print_line
+from headrace.cli.node import host_node
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import without_other_flags
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     check_auto_flags(parser, given)
     defaults = sampling_defaults(parser, given)
     config = engine_config(parser, given)
+    if config.node_rank > 0:
+        return host_node(config)
     auto = _auto_settings(config, given) if given.auto else None
     if auto is not None:
         with names_checkpoint(auto):

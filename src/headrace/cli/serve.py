@@ -20,6 +20,7 @@ from headrace.cli.auto import (
 from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, add_field_flags
 from headrace.cli.messages import print_line
+from headrace.cli.node import host_node
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import flag_with_words, table, without_other_flags
 from headrace.cli.settings_file import read_settings
@@ -38,8 +39,11 @@ examples:
   headrace serve                                      the default model on http://127.0.0.1:8000
   headrace serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
   headrace serve --config server.toml --port 9000     the command line overrides the file
+  headrace serve MODEL -tp 8 -pp 2 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
+  headrace serve MODEL -tp 8 -pp 2 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --headless
 
-Keys may also be in HEADRACE_API_KEY, VLLM_API_KEY and HEADRACE_ADMIN_KEY.
+Keys may also be in HEADRACE_API_KEY, VLLM_API_KEY and HEADRACE_ADMIN_KEY. Nodes need the same secret in
+HEADRACE_NODES_SECRET.
 
 exit codes:
   0    stopped by a signal, all requests answered
@@ -63,6 +67,10 @@ def main(arguments: Sequence[str]) -> int:
     parsed = read(parser, arguments)
     given = parser.parse_args(without_other_flags(arguments, lambda line: None, parser))
     check_auto_flags(parser, given)
+    if given.headless and parsed.config.node_rank == 0:
+        parser.error("--headless is for nodes that only host ranks: add --node-rank, from 1 on")
+    if parsed.config.node_rank > 0:
+        return host_node(parsed.config)
     auto = _auto_settings(parsed, given) if given.auto else None
     if auto is not None:
         with names_checkpoint(auto):
@@ -124,6 +132,11 @@ def build_parser() -> CommandParser:
         type=writable,
         metavar="FILE",
         help="write settings, versions, hardware and a self-check of four requests as a checkpoint, then serve",
+    )
+    parser.add_argument(
+        "--headless",
+        action="store_true",
+        help="serve no HTTP: only host this node's processes of the engine on node 0 (with --node-rank above 0)",
     )
     add_auto_flags(parser)
     for title, description, fields in option_groups():

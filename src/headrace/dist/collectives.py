@@ -3,12 +3,13 @@
 Every rank of a tensor group makes the same calls in the same order.
 
     all_reduce      the sum of all ranks' tensors, in place; by far the most frequent: twice per layer
+    exchange        a short message of each rank to all, at the start
     gather_columns  [T, C] of each rank -> [T, sum of C] on all ranks, bitwise equal everywhere
     maxima          the largest of each number over all ranks
 
-Gloo connects CPUs over TCP on the loopback interface and needs no shared memory. NCCL connects GPUs; its calls are
-queued on the stream, and a CUDA graph can hold them. `all_reduce` is the place where another transport for small
-messages would be chosen, by their size.
+Gloo connects CPUs over TCP, inside a node on the loopback interface, and needs no shared memory. NCCL connects GPUs;
+its calls are queued on the stream, and a CUDA graph can hold them. Small sums on GPUs take another way where there is
+one: through memory that the ranks share, in one kernel (`SmallSums`).
 
 A stage sends while it computes the next micro-batch: at most one send waits for its receiver.
 """
@@ -18,31 +19,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.nn.functional import pad
 
 from headrace.dist.mesh import Mesh
+from headrace.dist.rendezvous import Rendezvous
 
 Backend = Literal["gloo", "nccl"]
 
-_LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT_S = 60.0  # ranks wait for plans outside of collectives, so one that takes this long hangs
 _TAG = 0  # of messages between stages: they arrive in the order in which they are sent
+
+
+class SmallSums(Protocol):
+    """Another transport, for sums of small tensors."""
+
+    def takes(self, x: Tensor) -> bool: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Adds up x over all ranks, in place, and returns it."""
+
+    def abort(self) -> None: ...
 
 
 class TensorGroup:
     """Owns the connections of one rank to the others. Used by one thread; `abort` by any."""
 
-    def __init__(self, mesh: Mesh, process_group: Any, backend: Backend) -> None:
+    def __init__(self, mesh: Mesh, process_group: Any, backend: Backend, small_sums: SmallSums | None = None) -> None:
         self.mesh = mesh
         self.backend = backend
         self._group = process_group
+        self._small_sums = small_sums  # None: all sums go over the process group
 
     @property
     def fits_in_graphs(self) -> bool:
@@ -51,6 +63,8 @@ class TensorGroup:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Adds up x over all ranks, in place, and returns it."""
+        if self._small_sums is not None and self._small_sums.takes(x):
+            return self._small_sums(x)
         self._group.allreduce([x]).wait()
         return x
 
@@ -63,6 +77,16 @@ class TensorGroup:
         parts = gathered.view(len(widths), ours.shape[0], widest)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
+    def exchange(self, message: bytes, device: torch.device) -> list[bytes]:
+        """Returns the messages of all ranks. They must have the same length."""
+        ours = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+        gathered = self.gather_columns(ours[None], [len(message)] * self.mesh.tensor_size)
+        return [bytes(part.tolist()) for part in gathered[0].split(len(message))]
+
+    def with_small_sums(self, small_sums: SmallSums) -> TensorGroup:
+        """The same connections, with another transport for small sums."""
+        return TensorGroup(self.mesh, self._group, self.backend, small_sums)
+
     def maxima(self, values: Sequence[float], device: torch.device) -> list[float]:
         """The largest of each value over all ranks, so that all decide alike."""
         x = torch.tensor(values, dtype=torch.float32, device=device)
@@ -74,6 +98,8 @@ class TensorGroup:
 
     def abort(self) -> None:
         """Ends calls that wait for a rank that has gone. With Gloo the end of that process is enough."""
+        if self._small_sums is not None:
+            self._small_sums.abort()
         if self.backend == "nccl":
             self._group.abort()
 
@@ -124,10 +150,12 @@ class Groups:
                 group.abort()
 
 
-def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Groups:
-    """Connects this rank with the others, which must do the same. They find each other by the file at `store_path`."""
-    store, timeout = FileStore(str(store_path)), timedelta(seconds=timeout_s)
-    store.set_timeout(timeout)
+def connect(
+    mesh: Mesh, rendezvous: Rendezvous, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S
+) -> Groups:
+    """Connects this rank with the others, which must do the same."""
+    timeout = timedelta(seconds=timeout_s)
+    store = rendezvous.open(timeout)
 
     def group(name: str, rank: int, size: int) -> Any:
         if size == 1:
@@ -135,7 +163,7 @@ def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float 
         members = PrefixStore(name, store)
         if backend == "nccl":
             return _nccl(members, rank, size, timeout)
-        return _gloo(members, rank, size, timeout)
+        return _gloo(members, rank, size, timeout, address=rendezvous.address)
 
     tensor = group(f"tensor-{mesh.pipeline_rank}", mesh.tensor_rank, mesh.tensor_size)
     stages = group(f"stages-{mesh.tensor_rank}", mesh.pipeline_rank, mesh.pipeline_size)
@@ -146,11 +174,11 @@ def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float 
     )
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, *, address: str) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    # By default Gloo listens on the address of the host's name, which other machines can reach.
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    # By default Gloo listens on the address of the host's name, which any machine can reach.
+    options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timeout
     return gloo(store, rank, size, options)
 

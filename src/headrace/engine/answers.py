@@ -86,7 +86,7 @@ class Answer:
         text = texts[taken] if len(texts) == taken + 1 else "".join(texts[taken:])
         tokens = self.token_ids[self._num_tokens_taken :]
         logprobs = None
-        if self._logprobs is not None and self._params.logprobs is not None:
+        if self._logprobs is not None and self._params.returns_logprobs:
             logprobs = self._logprobs[self._num_tokens_taken :]
         self._num_texts_taken = len(texts)
         self._num_tokens_taken += len(tokens)
@@ -106,7 +106,7 @@ class Answer:
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            logprobs=None if self._logprobs is None or self._params.logprobs is None else tuple(self._logprobs),
+            logprobs=tuple(self._logprobs) if self._logprobs is not None and self._params.returns_logprobs else None,
         )
 
     def _flush(self) -> None:

@@ -20,7 +20,8 @@ from headrace.engine.core import EngineStats
 from headrace.engine.event_dispatch import EventDispatch
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.group import EngineGroup, EngineState, OnLost, check_data_parallel_size
-from headrace.engine.process.supervisor import Phase, phase_of, supervision
+from headrace.engine.pooling_prompts import PoolingReader
+from headrace.engine.process.supervisor import EngineSupervisor, Phase, phase_of, supervision
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.prompts import (
     Messages,
@@ -31,13 +32,14 @@ from headrace.engine.prompts import (
     template_options,
 )
 from headrace.engine.readout_stream import ReadoutStream
-from headrace.engine.readouts import PendingEmbedding, PendingReadout, embedding_request, score_request
+from headrace.engine.readouts import PendingEmbedding, PendingPooling, PendingReadout, pooling_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
 from headrace.engine.shared_client import SharedClient
 from headrace.engine.start import Engine, start_engine, start_engine_group, start_engine_process
 from headrace.engine.startup_display import log_stage, log_warnings
 from headrace.errors import ConfigError, FailedRequestError, RequestError
+from headrace.models.pooler import PoolerTask
 from headrace.models.spec import ModelSpec
 from headrace.startup import Report, StartupStage
 from headrace.text import Tokenizer
@@ -118,6 +120,7 @@ class AsyncEngine:
             self._engine.grammars,
             max_model_len=self._engine.settings.max_model_len,
         )
+        self.pooling_reader = PoolingReader(self._reader, self._engine.spec.pooler)
         self._ids = count()
         self._share_numbers = count()
 
@@ -175,8 +178,8 @@ class AsyncEngine:
 
     @property
     def phase(self) -> Phase:
-        """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not). Of several engines,
-        the best one counts."""
+        """`ready` (accepts requests), `restarting` or `asleep` (will accept them again) or `dead` (will not). Of
+        several engines, the best one counts."""
         return phase_of(self._engine.client) if self._group is None else self._group.phase
 
     @property
@@ -275,19 +278,29 @@ class AsyncEngine:
         """Combine prepared requests into one stream for one reader. Entering the stream submits them."""
         return AnswerStream(self, requests, on_timing=on_timing)
 
-    def prepare_embedding(
+    def prepare_pooling(
         self,
         prompt: TokenizedPrompt,
         request_id: str | None = None,
         *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
+        task: PoolerTask = "embed",
+        pooling: Pooling | None = None,
+        use_activation: bool | None = None,
+        dimensions: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> PendingEmbedding:
-        """Build a request for an embedding without submitting it."""
-        return embedding_request(
-            self._new_id(request_id), prompt, pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
+    ) -> PendingPooling:
+        """Build a request for an embedding or a classification without submitting it."""
+        return pooling_request(
+            self._new_id(request_id),
+            prompt,
+            self._engine.spec,
+            task=task,
+            pooling=pooling,
+            use_activation=use_activation,
+            dimensions=dimensions,
+            priority=priority,
+            cache_salt=cache_salt,
         )
 
     def open_readouts(self, pending: Sequence[PendingReadout], *, on_timing: OnTiming | None = None) -> ReadoutStream:
@@ -372,17 +385,18 @@ class AsyncEngine:
         prompt: Prompt,
         request_id: str | None = None,
         *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> EmbeddingRequestOutput:
-        """Return the prompt's hidden state after the final norm: of its last token, or the mean over all tokens."""
-        (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [prompt])
-        pending = self.prepare_embedding(
-            tokenized, request_id, pooling=pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
+        """Return the prompt's embedding; see `LLM.embed`."""
+        (tokenized,) = await asyncio.to_thread(self.pooling_reader.read, [prompt])
+        pending = self.prepare_pooling(
+            tokenized, request_id, pooling=pooling, use_activation=normalize, priority=priority, cache_salt=cache_salt
         )
         await self._read_out(pending)
+        assert isinstance(pending, PendingEmbedding)
         return pending.output()
 
     @checks_arguments(RequestError)
@@ -424,6 +438,21 @@ class AsyncEngine:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, except for blocks that running requests hold."""
         self._engine.client.forget_prefixes()
+
+    async def sleep(self) -> None:
+        """End the processes of the engines, which frees all of their memory. Requests in flight end with an error."""
+        await self._on_each(EngineSupervisor.sleep)
+
+    async def wake_up(self) -> None:
+        """Start the engines that sleep again. They load the model as at the first start."""
+        await self._on_each(EngineSupervisor.wake_up)
+
+    async def _on_each(self, call: Callable[[EngineSupervisor], None]) -> None:
+        clients = [self._engine.client] if self._group is None else [member.client for member in self._group.members]
+        supervised = [client for client in clients if isinstance(client, EngineSupervisor)]
+        if len(supervised) != len(clients):
+            raise ConfigError("only an engine in its own process, and supervised, can sleep")
+        await asyncio.gather(*(asyncio.to_thread(call, client) for client in supervised))
 
     def share(
         self, deliver: Deliver, *, priority: int = 0, cache_salt: str | None = None, max_sequences: int, engine: int = 0

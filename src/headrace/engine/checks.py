@@ -25,12 +25,18 @@ from headrace.errors import RequestError
 from headrace.sched import SchedulerLimits
 from headrace.types import NUM_DEVICE_STOPS, Request
 
+NOT_GENERATIVE = (
+    "this model is a pooling model: it returns embeddings, scores or classes and generates no text; use embed, score "
+    "or classify (over HTTP /v1/embeddings, /rerank, /score or /classify), or another model"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestChecks:
     limits: SchedulerLimits
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
+    generates: bool = True  # else it is a pooling model: prompts are embedded or classified
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run."""
@@ -38,6 +44,8 @@ class RequestChecks:
             raise RequestError(f"priority must be an integer, got {request.priority!r}", param="priority")
         if not (request.cache_salt is None or isinstance(request.cache_salt, str)):
             raise RequestError(f"cache_salt must be text, got {request.cache_salt!r}", param="cache_salt")
+        if not self.generates and (request.readout is None or request.readout.pooling is None):
+            raise RequestError(NOT_GENERATIVE, param="model", code="unsupported_model")
         self.limits.check(request)
         assert not request.params.bad_words, "the front turns bad words into token ids"
         if self.vocab_size is not None:

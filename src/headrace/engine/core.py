@@ -83,6 +83,7 @@ class EngineCore:
         *,
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
+        generates: bool = True,
         seed: int = 0,
         depth: int = 1,
         grammars: Grammars | None = None,
@@ -92,7 +93,7 @@ class EngineCore:
         self._constraints = Constraints(grammars)
         self._constrained: dict[str, Grammar] = {}  # unfinished requests under a grammar
         self._runner = runner
-        self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size)
+        self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size, generates)
         self.num_finished_steps = 0
         self.on_step: OnStep | None = None  # set while a profiler records (`engine/profiler.py`)
         self._random = np.random.default_rng(seed)

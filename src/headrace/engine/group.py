@@ -233,7 +233,7 @@ class EngineGroup:
     def phase(self) -> Phase:
         """The best of the members' phases."""
         phases = {member.phase for member in self.members}
-        best: tuple[Phase, ...] = ("ready", "starting", "restarting")
+        best: tuple[Phase, ...] = ("ready", "starting", "restarting", "asleep")
         return next((phase for phase in best if phase in phases), "dead")
 
     @property

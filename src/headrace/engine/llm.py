@@ -19,21 +19,20 @@ from headrace.config import EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
-from headrace.engine.offline_order import prefixes_first, starting_order, target_concurrency
+from headrace.engine.llm_pooling import PoolingCalls, per_prompt
+from headrace.engine.offline_order import starting_order, target_concurrency
 from headrace.engine.profiler import MAX_SECONDS, MAX_STEPS, ProfileOptions, Tool
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
     Messages,
     Prompt,
     PromptReader,
-    TokenizedPair,
     TokenizedPrompt,
     as_conversations,
     as_prompt_list,
     not_sampling_params,
     template_options,
 )
-from headrace.engine.readouts import embedding_request, score_request
 from headrace.engine.reconfigure import reconfigure
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
@@ -44,16 +43,7 @@ from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
 from headrace.sched.scheduler import MODEL_GAVE_NAN
 from headrace.text import Tokenizer
-from headrace.types import (
-    EmbeddingRequestOutput,
-    Pooling,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    ScoreRequestOutput,
-    SequenceEvent,
-    TokenLogprobs,
-)
+from headrace.types import Request, RequestOutput, SamplingParams, SequenceEvent, TokenLogprobs
 
 Input = TypeVar("Input")
 Output_co = TypeVar("Output_co", covariant=True)
@@ -83,7 +73,7 @@ class Pending(Protocol[Output_co]):
     def output(self) -> Output_co: ...
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A loaded model for offline batches of prompts.
 
     >>> llm = LLM()                                   # the default model, no account needed
@@ -156,61 +146,6 @@ class LLM:
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
         return _answered(self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True))
-
-    @checks_arguments(RequestError)
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the prompts' hidden states after the final norm: of the last token, or the mean over all tokens.
-
-        `normalize` scales each to length 1.
-        """
-        items = as_prompt_list(prompts)
-        self._refuse_long(items)
-        priorities = _per_prompt("priority", priority, 0, len(items))
-
-        def build(index: int, prompt: TokenizedPrompt) -> Pending[EmbeddingRequestOutput]:
-            return embedding_request(
-                str(next(self._ids)), prompt, pooling, normalize=normalize, priority=priorities[index]
-            )
-
-        order = prefixes_first(items)
-        tokenized = self._tokenized([items[i] for i in order], is_chat=False)
-        return self._collect(order, tokenized, build, use_tqdm=use_tqdm)
-
-    @checks_arguments(RequestError)
-    def score(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        continuations: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
-    ) -> list[ScoreRequestOutput]:
-        """Return the log-probability of each continuation after its prompt. One prompt may have several."""
-        heads, tails = as_prompt_list(prompts), as_prompt_list(continuations)
-        self._refuse_long(heads)
-        self._refuse_long(tails, "continuation")
-        heads = heads * len(tails) if len(heads) == 1 else heads
-        if len(heads) != len(tails):
-            raise RequestError(
-                f"{len(tails)} continuations for {len(heads)} prompts; give one per prompt, or a single prompt for all",
-                param="continuations",
-            )
-        priorities = _per_prompt("priority", priority, 0, len(heads))
-
-        def build(index: int, pair: TokenizedPair) -> Pending[ScoreRequestOutput]:
-            return score_request(str(next(self._ids)), pair, priority=priorities[index])
-
-        pairs = self._reader.read_pairs(heads, tails)
-        order = prefixes_first(heads)
-        return self._collect(order, (pairs[i] for i in order), build, use_tqdm=use_tqdm)
 
     @checks_arguments(RequestError)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -327,11 +262,11 @@ class LLM:
         shared_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts. Those of calls with the same `shared_salt` share blocks, even without prefix caching."""
-        params = _per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
+        params = per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         for each in params:
             if not isinstance(each, SamplingParams):
                 raise not_sampling_params(each)
-        priorities = _per_prompt("priority", priority, 0, len(prompts))
+        priorities = per_prompt("priority", priority, 0, len(prompts))
         self._refuse_long(prompts)
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
@@ -466,14 +401,3 @@ def _answered(outputs: list[RequestOutput]) -> list[RequestOutput]:
         raise ModelError(f"all {len(outputs):,} prompts failed: {MODEL_GAVE_NAN}")
     _log.warning("%d of %d prompts failed (RequestOutput.error); the first: %s", len(failed), len(outputs), failed[0])
     return outputs
-
-
-def _per_prompt(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:
-    """Return one value per prompt, from a single value or a list."""
-    if given is None:
-        return [default] * num_prompts
-    if not isinstance(given, Sequence):
-        return [given] * num_prompts
-    if len(given) != num_prompts:
-        raise RequestError(f"{name} has {len(given)} entries for {num_prompts} prompts", param=name)
-    return list(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 
 from headrace.engine.prompts import Prompt, prefix
 from headrace.engine.settings import Settings
@@ -23,6 +23,18 @@ def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) 
 def prefixes_first(prompts: Sequence[Prompt]) -> list[int]:
     """The order in which to compute prompts: those that share a prefix side by side."""
     return starting_order(prompts, [SamplingParams()] * len(prompts))
+
+
+def longest_first(prompts: Sequence[Prompt]) -> list[int]:
+    """The order for an encoder, which shares no prefixes: texts of one length meet in a step."""
+    lens = [_len(prompt) for prompt in prompts]
+    return sorted(range(len(prompts)), key=lambda index: -lens[index])
+
+
+def _len(prompt: Prompt) -> int:
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt") or prompt.get("prompt_token_ids") or ()
+    return len(prompt) if isinstance(prompt, Sized) else 0  # an invalid prompt is refused when it is read
 
 
 def target_concurrency(params: Sequence[SamplingParams], settings: Settings) -> int | None:

@@ -27,6 +27,7 @@ LONG_TEXT = 16  # characters for each token of the context; texts have about fou
 class TokenizedPrompt:
     text: str | None  # None when the user gave token ids
     token_ids: TokenIds
+    second_start: int | None = None  # where the second text of a pair starts, for models with token types
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,10 @@ class PromptReader:
         self._vocab_size = vocab_size
 
     @property
+    def max_model_len(self) -> int | None:
+        return self._max_model_len
+
+    @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise ConfigError("the model has no tokenizer: give token ids, or a tokenizer with tokenizer=...")
@@ -115,7 +120,7 @@ class PromptReader:
 
     def read(self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True) -> list[TokenizedPrompt]:
         """Tokenize all prompts in one call, so that the tokenizer can use its threads."""
-        texts = [_text_of(prompt) for prompt in prompts]
+        texts = [text_of(prompt) for prompt in prompts]
         given = [text for text in texts if text is not None]
         encoded = iter(self.tokenizer.encode_batch(given, add_special_tokens=add_special_tokens) if given else ())
         return [
@@ -133,7 +138,7 @@ class PromptReader:
 
     def check_long_prompt(self, prompt: Prompt, *, param: str = "prompt") -> None:
         """Like `check_long_text`, for a prompt in any form. Token ids are not limited here."""
-        if (text := _text_of(prompt)) is not None:
+        if (text := text_of(prompt)) is not None:
             self.check_long_text(text, param=param)
 
     def check_long_text(self, text: str, *, param: str = "prompt") -> None:
@@ -211,7 +216,9 @@ class PromptReader:
             raise RequestError("a prompt must be text or a flat list of token ids", param="prompt")
         if len(wide) and (wide.min() < 0 or wide.max() >= self._vocab_size):
             outside = wide[(wide < 0) | (wide >= self._vocab_size)][0]
-            raise RequestError(f"token id {outside} is outside the vocabulary of {self._vocab_size:,}", param="prompt")
+            raise RequestError(
+                f"token id {outside} is out of vocabulary, which has {self._vocab_size:,} tokens", param="prompt"
+            )
         return wide.astype(np.int32)
 
 
@@ -238,7 +245,7 @@ def _pair(index: int, head: TokenizedPrompt, whole: TokenIds) -> TokenizedPair:
     return TokenizedPair(head.text, whole[:num_context], whole[num_context:])
 
 
-def _text_of(prompt: Prompt) -> str | None:
+def text_of(prompt: Prompt) -> str | None:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):

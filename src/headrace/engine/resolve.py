@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
-from headrace.dist.mesh import Mesh
+from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
+from headrace.engine.speculating import choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.models.quantized import BITS, StoredQuantization
-from headrace.models.shards import Shards, check_divisible, check_stages
+from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
+from headrace.speculation import Speculation
 
 GIB = 2**30
+MIB = 2**20
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_CAPABILITY = (8, 9)  # compute capability from which a GPU has FP8 tensor cores: Ada, Hopper
 
@@ -38,18 +40,12 @@ GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
 MAX_MEMORY_SHARE = 0.95  # above it, a warning: peaks that were not measured, and other processes, need memory too
+STATE_SHARE = 0.5  # of the memory beside weights and steps, for the recurrent states of all slots
+STATE_SHARE_ALONE = 0.9  # the same without a KV cache
 MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of all slots; above it, a warning
 CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in smaller blocks are copied before use
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
-# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Rough
-# figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink, and of a CPU with Gloo.
-GPU_BYTES_PER_S = 3e12
-GPU_ALL_REDUCE_S = 15e-6
-CPU_BYTES_PER_S = 1e10
-CPU_ALL_REDUCE_S = 1e-4
-MAX_WAIT_SHARE = 0.2  # of a step, for sums over the ranks; above it, a warning
-SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo and without graphs; for tests
 _QUANTIZED: dict[Quantization, str] = {
     "fp8": "weights and activations of the layers in eight bits",
     "int8": "weights and activations of the layers in eight bits",
@@ -58,21 +54,26 @@ _QUANTIZED: dict[Quantization, str] = {
 GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
-def may_share_gpus() -> bool:
-    return os.environ.get(SHARE_GPUS_VARIABLE) == "1"
+def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None) -> Settings:
+    """`draft`: the draft model of speculative decoding, where there is one and it is known."""
+    return _resolver(config, spec, facts, draft).settings()
 
 
-def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
-    return _Resolver(config, spec, facts).settings()
-
-
-def resolve_here(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
+def resolve_here(
+    config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None
+) -> Settings:
     """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
     resolves for several GPUs at once.)"""
-    resolver = _Resolver(config, spec, facts)
+    resolver = _resolver(config, spec, facts, draft)
     settings = resolver.settings()
     resolver.refuse_more_than_memory(settings)
     return settings
+
+
+def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> Resolver:
+    from headrace.engine.resolve_encoder import EncoderResolver  # it extends this file's class
+
+    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts, draft)
 
 
 class _Pace(TypedDict, total=False):
@@ -90,15 +91,14 @@ class _Memory:
     source: str  # where `allowed` comes from
 
 
-class _Resolver:
+class Resolver:
     """Decides in dependency order, and notes each value with its reason."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> None:
+    def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> None:
         self._config = config
         self._spec = spec
-        self._size = config.tensor_parallel_size
-        self._num_stages = config.pipeline_parallel_size
-        self._num_ranks = self._size * self._num_stages
+        self._draft = draft
+        self._ranks = RankLayout(config, spec, facts, on_gpu=False)  # until `_device` says so
         self._facts = facts
         self._choices: list[Choice] = []
         self._warnings: list[str] = []
@@ -107,15 +107,17 @@ class _Resolver:
     def settings(self) -> Settings:
         config = self._config
         device = self._device()
-        self._check_ranks()
+        self._ranks = RankLayout(config, self._spec, self._facts, on_gpu=self._on_gpu)
+        self._ranks.decide(self._note, self._warnings.append)
         dtype = self._dtype()
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
         threads = self._threads(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
-        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs)
+        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype)
         max_model_len = self._max_model_len(num_blocks)
+        max_num_batched_tokens = self._max_num_batched_tokens(max_num_seqs, max_model_len)
         self._warn_about_block_size()
         self._warn_about_memory_share()
         self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
@@ -123,33 +125,52 @@ class _Resolver:
             device=device,
             dtype=dtype,
             quantization=quantization,
-            tensor_parallel_size=self._size,
-            pipeline_parallel_size=self._num_stages,
+            tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
+            nnodes=config.nnodes,
             kv_dtype=kv_dtype,
             load_format=config.load_format,
             num_threads=threads.num_threads,
             cpu_affinity=threads.cpu_affinity,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens(max_num_seqs, max_model_len),
+            max_num_batched_tokens=max_num_batched_tokens,
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_chunked_prefill=config.enable_chunked_prefill,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=self._enable_prefix_caching(dtype, max_num_seqs),
+            has_recurrent_state=self._has_states,
             queue_policy=config.scheduling_policy,
             capacity_policy=config.capacity_policy,
             **self._pace(max_num_seqs),
             seed=config.seed,
+            speculation=self._speculation(max_num_seqs, max_num_batched_tokens, max_model_len),
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )
 
+    def _speculation(self, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Speculation | None:
+        found = choose_speculation(
+            self._config,
+            self._spec,
+            self._draft,
+            on_gpu=self._on_gpu,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        if found is not None:
+            drafts = f"up to {found.config.num_tokens} drafts of each of up to {found.max_seqs} decoding sequences"
+            self._note("speculative_config", found.config.method, f"as set: {drafts}, as far as they are accepted")
+        return found
+
     def refuse_more_than_memory(self, settings: Settings) -> None:
         gpu, config = self._facts.gpu, self._config
         total = gpu.total_memory if self._on_gpu and gpu is not None else self._facts.total_memory
-        total //= self._num_ranks_per_device
+        total //= self._ranks.num_per_device
         cache, weights = settings.num_blocks * self._block_bytes(settings.kv_dtype), self._weight_bytes(settings.dtype)
+        weights += self._state_bytes(settings.dtype, settings.max_num_seqs)
         if cache + weights <= total:
             return
         name = "kv_cache_memory_bytes" if config.num_gpu_blocks_override is None else "num_gpu_blocks_override"
@@ -157,6 +178,38 @@ class _Resolver:
             f"{name}={getattr(config, name):,} is a KV cache of {cache / GIB:,.1f} GiB; with weights of "
             f"{weights / GIB:,.1f} GiB it does not fit into {total / GIB:,.1f} GiB of memory; lower it or leave it out"
         )
+
+    @property
+    def _has_states(self) -> bool:
+        return self._spec.recurrent is not None
+
+    def _enable_prefix_caching(self, dtype: str, max_num_seqs: int) -> bool:
+        if not self._has_states:
+            return self._config.enable_prefix_caching
+        each = self._spec.state_bytes(BYTES_OF[dtype])
+        self._note(
+            "recurrent_states",
+            f"{self._state_bytes(dtype, max_num_seqs) / MIB:,.1f} MiB",
+            f"{max_num_seqs:,} slots of {each / MIB:,.1f} MiB",
+        )
+        if self._config.enable_prefix_caching:
+            reason = "layers of the model have a recurrent state, which cached blocks of a prefix do not contain"
+            self._note("enable_prefix_caching", "off", reason)
+        return False
+
+    def _state_bytes(self, dtype: str, max_num_seqs: int) -> int:
+        num_padding = int(self._on_gpu)
+        return (max_num_seqs + num_padding) * self._spec.state_bytes(BYTES_OF[dtype])
+
+    def _seqs_with_states(self, dtype: str, max_seqs: int) -> int:
+        """How many sequences' states fit into their share of the memory, up to `max_seqs`."""
+        each = self._spec.state_bytes(BYTES_OF[dtype])
+        if not each:
+            return max_seqs
+        memory = self._memory(max_seqs)
+        free = memory.allowed - memory.for_steps - self._weight_bytes(dtype)
+        share = STATE_SHARE if self._spec.num_attention_layers else STATE_SHARE_ALONE
+        return max(1, min(max_seqs, int(free * share) // each))
 
     def _pace(self, max_num_seqs: int) -> _Pace:
         if not self._on_gpu:
@@ -182,93 +235,6 @@ class _Resolver:
         self._on_gpu = True
         self._note("device", "cuda", gpu.name)
         return "cuda"
-
-    def _check_ranks(self) -> None:
-        size, whole_experts = self._size, self._config.enable_expert_parallel
-        check_divisible(self._spec, size, evenly=self._on_gpu, whole_experts=whole_experts)
-        check_stages(self._spec, self._num_stages)
-        self._check_devices()
-        if self._num_stages > 1:
-            self._note_stages()
-        if size > 1:
-            self._note_tensor_ranks(size)
-        if whole_experts:
-            assert self._spec.mixture is not None
-            num_experts = self._shards.experts.size
-            reason = f"as set: each rank has up to {num_experts} of {self._spec.mixture.num_experts} experts of a layer"
-            self._note("enable_expert_parallel", True, reason)
-
-    def _check_devices(self) -> None:
-        sizes = {"tensor_parallel_size": self._size, "pipeline_parallel_size": self._num_stages}
-        given = " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-        num_ranks = self._num_ranks
-        if self._on_gpu and self._num_stages > 1:
-            raise ConfigError(
-                f"pipeline_parallel_size={self._num_stages} is not supported on GPUs yet: only the CPU's runner "
-                f"runs a stage; use tensor_parallel_size={num_ranks}, or device='cpu'"
-            )
-        if self._on_gpu and num_ranks > self._facts.num_gpus and num_ranks > 1 and not may_share_gpus():
-            raise ConfigError(
-                f"{given} needs {num_ranks} GPUs, one per rank, and this process may use "
-                f"{self._facts.num_gpus}; lower it, or make more GPUs visible (CUDA_VISIBLE_DEVICES)"
-            )
-        if not self._on_gpu and num_ranks > max(self._facts.num_cores, 1):
-            self._warnings.append(
-                f"{given} is more than the {self._facts.num_cores} cores that this process may use: ranks wait for "
-                "each other in every step; lower it"
-            )
-
-    def _note_stages(self) -> None:
-        spec, num_stages = self._spec, self._num_stages
-        reason = f"as set: each stage has up to {self._shards.layers.size} of {spec.num_layers} layers"
-        self._note("pipeline_parallel_size", num_stages, reason)
-
-    def _note_tensor_ranks(self, size: int) -> None:
-        heads = self._shards.heads
-        self._note(
-            "tensor_parallel_size",
-            size,
-            f"as set: each rank has up to {heads.queries.size} of {self._spec.num_heads} query heads and "
-            f"{heads.kv.size} of {self._spec.num_kv_heads} KV heads",
-        )
-        self._warn_about_ranks()
-
-    def _warn_about_ranks(self) -> None:
-        """A small model gains less from several devices than it loses by waiting for them."""
-        size = self._size
-        weights = self._spec.num_params * (2 if self._on_gpu else 4)
-        sums = 2 * self._spec.num_layers + 2
-        one_s = weights / (GPU_BYTES_PER_S if self._on_gpu else CPU_BYTES_PER_S)
-        waits_s = sums * (GPU_ALL_REDUCE_S if self._on_gpu else CPU_ALL_REDUCE_S)
-        # Ranks on one CPU share its cores and its memory, so the computation takes as long as before.
-        all_s = waits_s + (one_s / size if self._on_gpu else one_s)
-        if self._on_gpu and waits_s < MAX_WAIT_SHARE * all_s:
-            return
-        gain = f"{one_s / all_s:.1f} times as fast" if all_s < one_s else f"slower by {all_s / one_s - 1:.0%}"
-        device = "GPU" if self._on_gpu else "rank"
-        self._warnings.append(
-            f"tensor_parallel_size={size}: a decode step of this model is predicted to take {1e3 * all_s:.1f} ms on "
-            f"{size} {device}s and {1e3 * one_s:.1f} ms on one ({gain}), since {sums} sums over the ranks take "
-            f"{1e3 * waits_s:.1f} ms; "
-            + (
-                f"{size} engines with tensor_parallel_size=1 answer more requests"
-                if self._on_gpu
-                else "on one CPU it is for tests; leave it at 1"
-            )
-        )
-
-    @property
-    def _shards(self) -> Shards:
-        """Those of the first stage's first rank, which has the most layers, heads and experts."""
-        return self._shards_of(0)
-
-    def _shards_of(self, stage: int) -> Shards:
-        mesh = Mesh(0, self._size, stage, self._num_stages, self._config.enable_expert_parallel)
-        return Shards(self._spec, mesh)
-
-    @property
-    def _num_ranks_per_device(self) -> int:
-        return -(-self._num_ranks // self._facts.num_gpus) if self._on_gpu else self._num_ranks
 
     def _dtype(self) -> str:
         if self._on_gpu:
@@ -352,7 +318,7 @@ class _Resolver:
                     f"num_threads={given} is more than the {num_cores} cores that this process may use: threads wait "
                     f"for each other in every step; set {num_cores} or less"
                 )
-        num_ranks = self._num_ranks
+        num_ranks = self._ranks.num_local
         weight_bytes = self._weight_bytes(dtype) * (1 if self._on_gpu else num_ranks)
         threads = choose_threads(self._config, self._facts, on_gpu=self._on_gpu, weight_bytes=weight_bytes)
         shared = f", {max(1, threads.num_threads // num_ranks)} for each of {num_ranks} ranks" * (num_ranks > 1)
@@ -363,9 +329,13 @@ class _Resolver:
 
     def _max_seqs(self, dtype: str, kv_dtype: str) -> int:
         """The maximum before the size of the KV cache is considered."""
+        return self._seqs_with_states(dtype, self._max_seqs_by_rate(dtype, kv_dtype))
+
+    def _max_seqs_by_rate(self, dtype: str, kv_dtype: str) -> int:
         if not self._on_gpu:
             return CPU_FULL_RATE_SEQS
-        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, GPU_MAX_SEQS)
+        with_states = self._seqs_with_states(dtype, GPU_MAX_SEQS)
+        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, with_states)
         if num_blocks * self._config.block_size >= GPU_MAX_SEQS * GPU_USUAL_TOKENS:
             return GPU_MAX_SEQS
         return min(GPU_MAX_SEQS, self._full_rate_seqs())
@@ -373,7 +343,7 @@ class _Resolver:
     def _full_rate_seqs(self) -> int:
         return max(GPU_MIN_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
 
-    def _max_num_seqs(self, num_blocks: int, max_seqs: int) -> int:
+    def _max_num_seqs(self, num_blocks: int, max_seqs: int, dtype: str) -> int:
         given = self._config.max_num_seqs
         if given is not None:
             self._note("max_num_seqs", given, "as set")
@@ -381,6 +351,8 @@ class _Resolver:
         device = "GPU" if self._on_gpu else "CPU"
         full_rate = f"a {device} reaches its full rate with this many sequences; more would mostly use memory"
         in_cache = max(1, num_blocks * self._config.block_size // MIN_SEQ_TOKENS)
+        if self._has_states and self._seqs_with_states(dtype, max_seqs + 1) == max_seqs:
+            full_rate = "the recurrent states of more would take too much of the memory"
         limits = [
             (max_seqs, full_rate),
             (in_cache, f"the KV cache holds this many sequences of {MIN_SEQ_TOKENS} tokens"),
@@ -408,6 +380,11 @@ class _Resolver:
         if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is None:
             return config.num_gpu_blocks_override
         block_bytes = self._block_bytes(kv_dtype)
+        if not block_bytes:
+            raise ConfigError(
+                f"kv_cache_memory_bytes={config.kv_cache_memory_bytes:,} has no meaning for {self._spec.family}, which "
+                "has no attention and so no KV cache; leave it out"
+            )
         if config.kv_cache_memory_bytes < block_bytes:
             raise ConfigError(
                 f"kv_cache_memory_bytes={config.kv_cache_memory_bytes:,} is less than one block of "
@@ -418,7 +395,16 @@ class _Resolver:
     def _room(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
         """Blocks that fit beside the weights and the steps of `max_num_seqs` sequences; may be less than one."""
         memory = self._memory(max_num_seqs)
-        return (memory.allowed - self._weight_bytes(dtype) - memory.for_steps) // self._block_bytes(kv_dtype)
+        taken = self._weight_bytes(dtype) + memory.for_steps + self._state_bytes(dtype, max_num_seqs)
+        block_bytes = self._block_bytes(kv_dtype)
+        if not block_bytes:  # no attention: blocks are only counted
+            return self._max_blocks(max_num_seqs) if taken <= memory.allowed else 0
+        return (memory.allowed - taken) // block_bytes
+
+    def _max_blocks(self, max_num_seqs: int) -> int:
+        """Those of `max_num_seqs` whole contexts."""
+        context = self._config.max_model_len or self._spec.max_model_len
+        return max_num_seqs * -(-context // self._config.block_size)
 
     def _memory(self, max_num_seqs: int) -> _Memory:
         return self._gpu_memory(max_num_seqs) if self._on_gpu else self._cpu_memory()
@@ -427,19 +413,24 @@ class _Resolver:
         memory, weights = self._memory(max_num_seqs), self._weight_bytes(dtype)
         room = self._room(dtype, kv_dtype, max_num_seqs)
         if room < 1:
+            states = self._state_bytes(dtype, max_num_seqs)
+            of_states = f", recurrent states of {states / GIB:.2f} GiB ({max_num_seqs} slots)" if states else ""
+            lower = "max_num_batched_tokens or max_num_seqs" if states else "max_num_batched_tokens"
             raise ConfigError(
-                f"weights of {weights / GIB:.2f} GiB as {self._kind_in_memory or dtype} and steps of "
+                f"weights of {weights / GIB:.2f} GiB as {self._kind_in_memory or dtype}{of_states} and steps of "
                 f"{memory.for_steps / GIB:.2f} GiB leave no room for a KV cache: {memory.allowed / GIB:.2f} GiB may be "
-                f"used ({memory.source}); raise gpu_memory_utilization, free memory, lower max_num_batched_tokens, or "
+                f"used ({memory.source}); raise gpu_memory_utilization, free memory, lower {lower}, or "
                 "take a smaller model"
             )
         context = self._config.max_model_len or self._spec.max_model_len
-        max_blocks = max_num_seqs * -(-context // self._config.block_size)
+        max_blocks = self._max_blocks(max_num_seqs)
         if max_blocks <= room:
             reason = f"{max_num_seqs} sequences of {context:,} tokens: more is never needed"
             self._note("num_blocks", max_blocks, reason)
             return max_blocks
         less = f"{weights / GIB:.2f} GiB of weights"
+        if self._has_states:
+            less += f", {self._state_bytes(dtype, max_num_seqs) / GIB:.2f} GiB of recurrent states"
         if memory.for_steps:
             less += f" and {memory.for_steps / GIB:.2f} GiB for steps"
         self._note(
@@ -450,11 +441,11 @@ class _Resolver:
     def _cpu_memory(self) -> _Memory:
         share, free = self._config.gpu_memory_utilization or CPU_MEMORY_SHARE, self._facts.free_memory
         source = f"{share:.0%} of {free / GIB:.1f} GiB free memory{self._over_ranks}, taken as it is used"
-        return _Memory(int(free * share) // self._num_ranks_per_device, 0, source)
+        return _Memory(int(free * share) // self._ranks.num_per_device, 0, source)
 
     @property
     def _over_ranks(self) -> str:
-        return f", over {self._num_ranks} ranks" if self._num_ranks_per_device > 1 else ""
+        return f", over {self._ranks.num_per_device} ranks" if self._ranks.num_per_device > 1 else ""
 
     def _gpu_memory(self, max_num_seqs: int) -> _Memory:
         """The share is of the whole GPU, so that the shares of several engines add up; others' memory counts."""
@@ -465,7 +456,7 @@ class _Resolver:
         source = f"{share:.0%} of {gpu.total_memory / GIB:.1f} GiB"
         if allowed == gpu.free_memory:
             source = f"the {allowed / GIB:.1f} GiB that other processes have left"
-        allowed, source = allowed // self._num_ranks_per_device, source + self._over_ranks
+        allowed, source = allowed // self._ranks.num_per_device, source + self._over_ranks
         for_steps = self._step_memory(max_num_seqs) if gpu.step_memory is None else gpu.step_memory
         return _Memory(allowed, for_steps + GPU_RUNTIME_BYTES, source)
 
@@ -515,7 +506,7 @@ class _Resolver:
                 f"{MIN_SEQ_TOKENS} tokens; the others wait or are preempted; set {max(1, in_cache):,} or less, or a "
                 "larger cache"
             )
-        allowed = self._memory(max_num_seqs).allowed
+        allowed = max(1, self._memory(max_num_seqs).allowed)
         # Two sets of logits, one row of token ids, and block numbers.
         each = (
             2 * BYTES_OF[dtype] * self._spec.vocab_size
@@ -530,16 +521,18 @@ class _Resolver:
 
     def _step_memory(self, max_num_seqs: int) -> int:
         """A first estimate, before a step is measured: the widest activations and two sets of logits."""
-        spec, num_tokens = self._shards.spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
-        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
+        spec, num_tokens = self._ranks.first_shards.spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
+        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.attention_activations)
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
 
     def _weight_bytes(self, dtype: str) -> int:
         """The weights of the rank with the most: the first stage also has the embeddings, the last one the head."""
-        return max(self._weight_bytes_of(self._shards_of(stage), dtype) for stage in {0, self._num_stages - 1})
+        return max(self._weight_bytes_of(self._ranks.shards_of(stage), dtype) for stage in self._ranks.end_stages)
 
     def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
         num_bytes = shards.num_params * BYTES_OF[dtype]
+        if self._draft is not None:
+            num_bytes += self._draft.num_params * BYTES_OF[dtype]
         kind = self._kind_in_memory
         if kind is not None:
             num_packed = shards.num_linear_params
@@ -556,7 +549,9 @@ class _Resolver:
         return stored.kind if self._on_gpu and stored.stays_packed else None
 
     def _block_bytes(self, dtype: str) -> int:
-        return self._shards.spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size
+        of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token
+        num_elements = self._ranks.first_shards.spec.kv_elements_per_token + of_draft
+        return num_elements * BYTES_OF[dtype] * self._config.block_size
 
     def _max_model_len(self, num_blocks: int) -> int:
         given, own = self._config.max_model_len, self._spec.max_model_len

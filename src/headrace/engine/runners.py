@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.config import EngineConfig
 from headrace.engine.resolve import GIB
 from headrace.engine.settings import Settings
 from headrace.engine.threads import cpus_of
@@ -19,22 +20,45 @@ GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow 
 if TYPE_CHECKING:
     import torch
 
-    from headrace.dist.collectives import Groups
+    from headrace.dist.collectives import Groups, StageLink
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
+    from headrace.models.encoder import Encoder
+    from headrace.runner.draft_model import Proposer
 
 
-def load_decoder(
+def with_small_sums(groups: Groups, config: EngineConfig, settings: Settings) -> Groups:
+    """Lets small sums over GPUs take their own way (`runner/gpu/peer_sums.py`). All ranks must call it."""
+    is_on_several_nodes = settings.ranks_per_node % settings.tensor_parallel_size != 0
+    if settings.device != "cuda" or config.disable_custom_all_reduce or is_on_several_nodes:
+        return groups
+    from headrace.runner.gpu.peer_sums import with_peer_sums
+
+    return with_peer_sums(groups)
+
+
+def load_model(
     checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, groups: Groups | None = None
-) -> Decoder:
+) -> Decoder | Encoder:
     """Load the weights, or this rank's part of them."""
     import torch
 
-    from headrace.models.weights import load
+    from headrace.models.weights import load, load_encoder
     from headrace.runner.cpu_threads import use_threads
 
     on_stage("load")
     with pinned_to(cpus_of(settings.cpu_affinity)):  # memory lies near the CPU that first writes to it
         use_threads(settings.threads_per_rank)
+        if checkpoint.spec.is_encoder:
+            assert groups is None
+            return load_encoder.load_encoder(
+                checkpoint,
+                dtype=getattr(torch, settings.dtype),
+                device=device_of(settings),
+                load_format=settings.load_format,
+                seed=settings.seed,
+                max_len=settings.max_model_len,
+                progress=lambda done, total: on_stage("load", done, total or 0),
+            )
         return load.load_decoder(
             checkpoint,
             dtype=getattr(torch, settings.dtype),
@@ -45,8 +69,15 @@ def load_decoder(
             max_len=settings.max_model_len,
             progress=lambda done, total: on_stage("load", done, total or 0),
             group=None if groups is None else groups.tensor,
-            stages=None if groups is None else groups.stages,
+            stages=None if groups is None else _stages_of(groups, settings),
         )
+
+
+def _stages_of(groups: Groups, settings: Settings) -> StageLink | None:
+    from headrace.dist.device_stage_link import DeviceStageLink
+
+    stages = groups.stages
+    return stages if stages is None or settings.device != "cuda" else DeviceStageLink(stages)
 
 
 def device_of(settings: Settings) -> torch.device:
@@ -56,18 +87,23 @@ def device_of(settings: Settings) -> torch.device:
     return torch.device(settings.device)
 
 
-def measure_step(decoder: Decoder, settings: Settings) -> int:
-    """The memory of the largest step, measured on a GPU; 0 on a CPU."""
-    if settings.device != "cuda":
+def measure_step(decoder: Decoder | Encoder, settings: Settings) -> int:
+    """The memory of the largest step, measured on a GPU; 0 on a CPU, and for an encoder, which leaves none to a KV
+    cache."""
+    from headrace.models.encoder import Encoder
+
+    if settings.device != "cuda" or isinstance(decoder, Encoder):
         return 0
     from headrace.runner.gpu.memory import measure_step
 
-    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
+    num_rows = 0 if settings.speculation is None else settings.speculation.max_rows
+    num_seqs = max(settings.max_num_seqs, num_rows)
+    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs)
 
 
 def graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
-    """The memory of the CUDA graphs of prefill; 0 on a CPU."""
-    if settings.device != "cuda":
+    """The memory of the CUDA graphs of prefill; 0 on a CPU, and for an encoder, which has none."""
+    if settings.device != "cuda" or spec.is_encoder:
         return 0
     from headrace.runner.gpu.graph_sizes import prefill_graph_bytes
 
@@ -81,9 +117,20 @@ def depth_of(settings: Settings) -> int:
     return GPU_DEPTH if settings.device == "cuda" else 1
 
 
-def start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage: OnStage = ignore_stage) -> Runner:
+def start_runner(
+    model: Decoder | Encoder,
+    settings: Settings,
+    step_bytes: int,
+    on_stage: OnStage = ignore_stage,
+    *,
+    draft: Decoder | None = None,
+) -> Runner:
+    """`draft`: the draft model, if there is one."""
     import torch
 
+    from headrace.models.encoder import Encoder
+
+    speculation = settings.speculation
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
@@ -93,22 +140,45 @@ def start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
         step_bytes=step_bytes,
+        max_draft_seqs=0 if speculation is None else speculation.max_seqs,
+        max_draft_rows=0 if speculation is None else speculation.max_rows,
     )
+    proposer = None if isinstance(model, Encoder) else _proposer(model, settings, draft)
     with pinned_to(cpus_of(settings.cpu_affinity)):  # threads that the runner starts inherit the mask
         if settings.device == "cuda":
-            return _start_gpu_runner(decoder, shape, on_stage)
+            return _start_gpu_runner(model, shape, on_stage, proposer)
+        if isinstance(model, Encoder):
+            from headrace.runner.cpu_encoder_runner import CpuEncoderRunner
+
+            return CpuEncoderRunner(model, shape, on_stage)
         from headrace.runner.cpu_runner import CpuRunner
 
-        return CpuRunner(decoder, shape, on_stage)
+        return CpuRunner(model, shape, on_stage, proposer)
 
 
-def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -> Runner:
+def _proposer(decoder: Decoder, settings: Settings, draft: Decoder | None) -> Proposer | None:
+    """What drafts tokens, if the host does not: the draft model, or the decoder's first layers."""
+    from headrace.runner.draft_model import Proposer, first_layers
+
+    num_layers = None if settings.speculation is None else settings.speculation.config.num_layers
+    if num_layers is not None:
+        return Proposer(first_layers(decoder, num_layers), shares_cache=True)
+    return None if draft is None else Proposer(draft, shares_cache=False)
+
+
+def _start_gpu_runner(
+    model: Decoder | Encoder, shape: RunnerShape, on_stage: OnStage, proposer: Proposer | None
+) -> Runner:
     import torch
 
+    from headrace.models.encoder import Encoder
+    from headrace.runner.gpu.encoder_runner import GpuEncoderRunner
     from headrace.runner.gpu.gpu_runner import GpuRunner
 
     try:
-        return GpuRunner(decoder, shape, on_stage)
+        if isinstance(model, Encoder):
+            return GpuEncoderRunner(model, shape, on_stage)
+        return GpuRunner(model, shape, on_stage, proposer)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
 from headrace.dist.mesh import Mesh
 from headrace.sched import SchedulerLimits
+from headrace.speculation import Speculation
 
 Source = Literal["given", "automatic", "default", "reported"]
 
@@ -56,14 +57,25 @@ class Settings:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    nnodes: int = 1
     cpu_affinity: str = "none"  # CPUs of the engine's threads as a list (0-7,16), or "none"
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
     min_free_slots_to_start: int = 1  # see SchedulerLimits
+    speculation: Speculation | None = None
+    has_recurrent_state: bool = False  # see SchedulerLimits
 
     @property
     def num_ranks(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.num_ranks // self.nnodes
+
+    def ranks_of_node(self, node: int) -> range:
+        """Consecutive ones: stages of a pipeline, or parts of a stage."""
+        return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
     @property
     def parallel_sizes(self) -> str:
@@ -81,7 +93,7 @@ class Settings:
 
     @property
     def threads_per_rank(self) -> int:
-        return max(1, self.num_threads // self.num_ranks)
+        return max(1, self.num_threads // self.ranks_per_node)
 
     @property
     def kv_cache_size_tokens(self) -> int:
@@ -107,4 +119,6 @@ class Settings:
             full_step_tokens=self.full_step_tokens,
             min_free_slots_to_start=self.min_free_slots_to_start,
             num_stages=self.pipeline_parallel_size,
+            speculation=self.speculation,
+            has_recurrent_state=self.has_recurrent_state,
         )

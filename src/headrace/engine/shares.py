@@ -1,7 +1,7 @@
 """Divides this machine over several engines: the workers of a job, or the engines of a server. Each divided setting has
 a reason.
 
-    GPU of engine i         i % number of visible GPUs; with tensor_parallel_size=n, n GPUs instead of one
+    GPU of engine i         i % number of visible GPUs; of a model on n ranks, n GPUs instead of one
     threads                 cores / engines; on a CPU, the physical cores of a NUMA node / engines on it, pinned
     memory                  share of a GPU / engines on it; on a CPU, share of the free memory / engines
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from headrace.config import EngineConfig
 from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 from headrace.engine.settings import Choice, Settings
+from headrace.errors import ConfigError
 from headrace.hardware import CpuTopology, read_facts, visible_gpus
 from headrace.hardware.cpu_list import cpu_list
 from headrace.hardware.topology import Core
@@ -46,7 +47,15 @@ class EngineShare:
 def shares_here(config: EngineConfig, num_engines: int | None, *, noun: str = "worker") -> list[EngineShare]:
     """The shares of this machine. By default there is one engine for each visible GPU, or one on the CPU. `noun`: what
     the user calls an engine."""
-    gpus = () if config.device == "cpu" or num_engines == 1 else _in_groups(visible_gpus(), config.tensor_parallel_size)
+    if config.nnodes > 1:
+        if num_engines not in (None, 1):
+            raise ConfigError(
+                f"nnodes={config.nnodes} is for one engine, and {num_engines} {noun}s were asked for; leave out one of "
+                "them"
+            )
+        num_engines = 1
+    num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    gpus = () if config.device == "cpu" or num_engines == 1 else _in_groups(visible_gpus(), num_ranks)
     facts, size = read_facts(), num_engines or max(1, len(gpus))
     return shares_of(config, size, num_cores=facts.num_cores, gpus=gpus, topology=facts.topology, noun=noun)
 

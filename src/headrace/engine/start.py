@@ -23,6 +23,7 @@ from headrace.config import EngineConfig
 from headrace.engine.chat_template import with_chat_settings
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.drafts import check_tokenizer, load_draft, open_draft
 from headrace.engine.grammars import Grammars
 from headrace.engine.group import EngineGroup, OnLost, ProcessClient
 from headrace.engine.process.engine_process import EngineProcess
@@ -30,7 +31,7 @@ from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
 from headrace.engine.ranks.start import RankStart
 from headrace.engine.resolve import resolve_here
-from headrace.engine.runners import depth_of, graph_bytes, load_decoder, measure_step, start_runner
+from headrace.engine.runners import depth_of, graph_bytes, load_model, measure_step, start_runner
 from headrace.engine.settings import Settings
 from headrace.engine.shares import EngineShare, shares_here
 from headrace.engine.threads import cpus_of
@@ -47,6 +48,7 @@ from headrace.hardware import (
 )
 from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
+from headrace.models.pooling_config import PoolingChoice
 from headrace.sched import Scheduler
 from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
 from headrace.steps import Runner
@@ -54,6 +56,7 @@ from headrace.text import TextSource, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
+    from headrace.models.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,11 @@ class LoadedModel:
     config: EngineConfig  # that it was loaded with
     settings: Settings  # the same, resolved: device, dtype and quantization of the weights
     spec: ModelSpec
-    decoder: Decoder
+    decoder: Decoder | Encoder
     tokenizer: Tokenizer | None
     grammars: Grammars
     rss_before: int  # bytes of memory that this process had before the weights were loaded
+    draft: Decoder | None = None  # the draft model of speculative decoding
 
 
 class LoadedCore(NamedTuple):
@@ -250,35 +254,49 @@ def open_model(config: EngineConfig, on_stage: OnStage = ignore_stage) -> Checkp
     def progress(num_bytes: int, total: int | None) -> None:
         on_stage("download", num_bytes, total or 0)
 
-    return open_checkpoint(config.model, revision=config.revision, load_format=config.load_format, progress=progress)
+    return open_checkpoint(
+        config.model,
+        revision=config.revision,
+        load_format=config.load_format,
+        progress=progress,
+        pooling=PoolingChoice(config.runner, config.convert, config.pooler_config),
+        hf_overrides=config.hf_overrides,
+    )
 
 
 def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> LoadedCore:
     if "torch" not in sys.modules:
         on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
-    estimate = resolve_here(config, spec, facts)
-    ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, num_gpus=facts.num_gpus)
+    draft_checkpoint = open_draft(config, spec, on_stage)
+    draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec
+    estimate = resolve_here(config, spec, facts, draft_spec)
+    ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, facts)
     try:
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
             loading = executor.submit(tokenizer_of, config, checkpoint)
-            decoder = _load_decoder(checkpoint, estimate, on_stage, ranks)
-            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks)
+            decoder = _load_model(checkpoint, estimate, on_stage, ranks)
+            draft = None if draft_checkpoint is None else load_draft(draft_checkpoint, estimate, on_stage)
+            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=draft)
             tokenizer = loading.result()
+            if draft_checkpoint is not None:
+                check_tokenizer(config, draft_checkpoint, tokenizer)
     except BaseException:
         if ranks is not None:
             ranks.end()
         raise
-    model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before)
+    model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before, draft)
     return _core_of(model, config, started)
 
 
-def _load_decoder(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, ranks: RankStart | None) -> Decoder:
+def _load_model(
+    checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, ranks: RankStart | None
+) -> Decoder | Encoder:
     if ranks is None:
-        return load_decoder(checkpoint, settings, on_stage)
+        return load_model(checkpoint, settings, on_stage)
     on_stage("ranks")
-    return load_decoder(checkpoint, settings, on_stage, ranks.connect())
+    return load_model(checkpoint, settings, on_stage, ranks.connect())
 
 
 def facts_without(model: LoadedModel) -> MachineFacts:
@@ -296,17 +314,23 @@ def facts_without(model: LoadedModel) -> MachineFacts:
 
 def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
     """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
-    estimate = resolve_here(config, model.spec, facts)
-    return _core_of(
-        model, config, _measure_and_start(_decoder_of(model, estimate), model.spec, config, estimate, facts)
-    )
+    draft = draft_of(model, config)
+    estimate = resolve_here(config, model.spec, facts, None if draft is None else draft.spec)
+    decoder = _decoder_of(model, estimate)
+    return _core_of(model, config, _measure_and_start(decoder, model.spec, config, estimate, facts, draft=draft))
+
+
+def draft_of(model: LoadedModel, config: EngineConfig) -> Decoder | None:
+    """The loaded draft model, if this config uses it."""
+    return model.draft if config.speculative == model.config.speculative else None
 
 
 def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -> LoadedCore:
     """Start a core with the settings of an earlier one, whatever memory is free now."""
     decoder = _decoder_of(model, settings)
     step_bytes = measure_step(decoder, settings)
-    return _core_of(model, config, _StartedRunner(start_runner(decoder, settings, step_bytes), settings))
+    runner = start_runner(decoder, settings, step_bytes, draft=draft_of(model, config))
+    return _core_of(model, config, _StartedRunner(runner, settings))
 
 
 def _read_facts(config: EngineConfig) -> MachineFacts:
@@ -314,23 +338,28 @@ def _read_facts(config: EngineConfig) -> MachineFacts:
     return facts if config.device == "cpu" else replace(facts, gpu=read_gpu(), num_gpus=num_gpus())
 
 
-def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder:
+def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder | Encoder:
     """The model's decoder for a context of this length. The weights are shared."""
+    from headrace.models.encoder import Encoder
     from headrace.models.weights.load import with_max_len
     from headrace.runner.cpu_threads import use_threads
 
     use_threads(settings.threads_per_rank)
+    if isinstance(model.decoder, Encoder):
+        return replace(model.decoder, max_len=settings.max_model_len)
     return with_max_len(model.decoder, settings.max_model_len)
 
 
 def _measure_and_start(
-    decoder: Decoder,
+    decoder: Decoder | Encoder,
     spec: ModelSpec,
     config: EngineConfig,
     estimate: Settings,
     facts: MachineFacts,
     on_stage: OnStage = ignore_stage,
     ranks: RankStart | None = None,
+    *,
+    draft: Decoder | None = None,
 ) -> _StartedRunner:
     """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache: by the rank
     with the least memory, if there are several."""
@@ -341,9 +370,9 @@ def _measure_and_start(
         step_memory = step_bytes + graph_bytes(step_bytes, decoder.spec, settings)
         facts = replace(facts, gpu=replace(facts.gpu, step_memory=step_memory))
         facts = facts if ranks is None else ranks.narrowest(facts)
-        settings = resolve_here(config, spec, facts)
+        settings = resolve_here(config, spec, facts, None if draft is None else draft.spec)
     if ranks is None:
-        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage), settings)
+        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage, draft=draft), settings)
     ranks.build(settings)
     return _StartedRunner(ranks.runner_of(start_runner(decoder, settings, step_bytes, on_stage)), settings)
 
@@ -357,6 +386,7 @@ def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) 
         started.runner,
         eos_token_ids=spec.eos_token_ids,
         vocab_size=spec.vocab_size,
+        generates=spec.pooler is None,
         seed=config.seed,
         depth=depth_of(settings),
         grammars=model.grammars,

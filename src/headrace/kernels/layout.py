@@ -119,15 +119,53 @@ class StepLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where the tokens of an encoder's step are: whole texts one after the other, without padding."""
+
+    positions: Tensor  # [T] int64 on a CPU, int32 on a GPU: position of each token in its text
+    types: Tensor  # [T] the same: 1 for tokens of the second text of a pair, else 0
+    starts: Tensor  # [S + 1] int32, where each text starts, and where the last ends
+    lens: tuple[int, ...]  # of the texts
+    tiles: Tensor | None = None  # on a GPU [num_tiles, 2] int32, (text, first token) of each tile
+    tile_rows: int = 0  # tokens of a tile
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The recurrent state of one layer, indexed by slot.
+
+    A sequence that starts (its first token of the step has position 0) reads zeros, whatever is here: nothing has to be
+    cleared when a sequence takes a slot, also again after a preemption. A step reads the state before its tokens and
+    leaves the state after them, so tokens must be computed in order and once. States that were never written may hold
+    anything, even NaN.
+    """
+
+    conv: Tensor  # [num_slots, K - 1, C], the last inputs of a causal convolution over K tokens, oldest first
+    matrices: Tensor | None = None  # [num_slots, H, ...] float32, one matrix per head
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCache:
     """The KV cache of one layer. The device chooses the strides. Positions that were never written may hold anything,
-    even NaN.
+    even NaN. A layer without attention has no blocks.
 
-    Keys and values may be narrower than the activations: float8_e4m3fn, without scales.
+    Keys and values may be narrower than the activations: float8_e4m3fn, without scales. Of latents there is one head,
+    and its values are the first dimensions of its keys: see `of_latents`.
     """
 
     keys: Tensor  # [num_blocks, Hkv, block_size, D]
     values: Tensor  # [num_blocks, Hkv, block_size, D]
+    state: LayerState | None = None  # of a layer with a recurrent mixer
+
+    @classmethod
+    def of_latents(cls, keys: Tensor, rank: int) -> LayerCache:
+        """Returns a cache whose values are not stored again: [num_blocks, 1, block_size, R + rotary_dim] -> the first R
+        dimensions of each key."""
+        return cls(keys=keys, values=keys[:, :, :, :rank])
 
     @property
     def block_size(self) -> int:

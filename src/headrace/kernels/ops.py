@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.layout import (
+    Fp8Rows,
+    LayerCache,
+    LayerState,
+    PackedLayout,
+    Routes,
+    Rows,
+    StepLayout,
+    UnnormedRows,
+)
 from headrace.kernels.quantized import QuantizedWeight, dequantize
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
@@ -20,6 +29,7 @@ from headrace.startup import OnStage, ignore_stage
 __all__ = [
     "Fp8Rows",
     "LayerCache",
+    "LayerState",
     "PackedExperts",
     "PackedLinear",
     "Routes",
@@ -29,16 +39,23 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
+    "allocate_latent_cache",
     "apply_bitmask",
+    "bidirectional_attention",
+    "causal_conv",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
     "experts_of_few_tokens",
+    "gated_delta_rule",
     "gated_experts",
     "gated_linear",
+    "gated_norm",
     "gelu",
+    "gelu_and_mul",
     "gelu_tanh",
     "gelu_tanh_and_mul",
+    "latent_attention",
     "layer_norm",
     "pack_experts",
     "pack_linear",
@@ -49,7 +66,10 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope_and_store",
+    "rope_and_store_latent",
+    "rotate",
     "route",
+    "selective_scan",
     "silu_and_mul",
     "soft_cap",
     "sum_routes",
@@ -205,6 +225,16 @@ def allocate_cache(
     return cache
 
 
+def allocate_latent_cache(
+    num_blocks: int, block_size: int, rank: int, rotary_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """Allocates one layer's cache of multi-head latent attention: for each token its latent and the rotated part of its
+    key, [num_blocks, 1, block_size, R + rotary_dim], which are also its value."""
+    kernels = kernels_for(device, dtype)
+    cache: LayerCache = kernels.allocate_latent_cache(num_blocks, block_size, rank, rotary_dim, dtype, device)
+    return cache
+
+
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
     return reference.embed(token_ids, table)
 
@@ -267,16 +297,129 @@ def paged_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or to p
     // window * window..p, if the window does not slide. A sink is one more score of its head, without a value: it only
-    takes its share of the softmax.
+    takes its share of the softmax. A slope lowers the scores of its head in proportion to the distance (ALiBi).
 
     `q` must come from `rope_and_store`: on a GPU the step's own keys and values are beside it in memory.
     """
     out: Tensor = kernels_for(q.device, q.dtype).paged_attention(
-        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks
+        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks, slopes=slopes
     )
+    return out
+
+
+def causal_conv(
+    x: Tensor,  # [T, C]
+    layout: StepLayout,
+    state: Tensor,  # [num_slots, K - 1, C]
+    weight: Tensor,  # [C, K]
+    bias: Tensor | None = None,  # [C]
+    *,
+    activates: bool,
+) -> Tensor:  # [T, C]
+    """Convolves each channel over the last K tokens of its sequence; `activates`: with SiLU after it. Reads and updates
+    the state of each slot."""
+    kernels = kernels_for(x.device, x.dtype)
+    out: Tensor = kernels.causal_conv(x, layout, state, weight, bias, activates=activates)
+    return out
+
+
+def selective_scan(
+    x: Tensor,  # [T, H, P]
+    b: Tensor,  # [T, G, N]
+    c: Tensor,  # [T, G, N]
+    dt: Tensor,  # [T, H]
+    layout: StepLayout,
+    state: Tensor,  # [num_slots, H, P, N] float32
+    *,
+    rate: Tensor,  # [H] float32, negative
+    skip: Tensor,  # [H] float32
+    dt_bias: Tensor,  # [H] float32
+) -> Tensor:  # [T, H, P]
+    """Computes the state space of Mamba 2 and updates the state of each slot. With d = softplus(dt + dt_bias), a token
+    makes the state M of its head exp(d * rate) * M + d * x b', and reads M c + skip * x."""
+    kernels = kernels_for(x.device, x.dtype)
+    out: Tensor = kernels.selective_scan(x, b, c, dt, layout, state, rate=rate, skip=skip, dt_bias=dt_bias)
+    return out
+
+
+def gated_delta_rule(
+    q: Tensor,  # [T, Hk, K]
+    k: Tensor,  # [T, Hk, K]
+    v: Tensor,  # [T, H, V]
+    a: Tensor,  # [T, H]
+    b: Tensor,  # [T, H]
+    layout: StepLayout,
+    state: Tensor,  # [num_slots, H, K, V] float32
+    *,
+    rate: Tensor,  # [H] float32, negative
+    dt_bias: Tensor,  # [H] float32
+) -> Tensor:  # [T, H, V]
+    """Computes linear attention by the gated delta rule and updates the state of each slot. Keys and queries are scaled
+    to unit length. A token makes the state M of its head D = exp(rate * softplus(a + dt_bias)) * M, then D +
+    sigmoid(b) * k (v - k' D)', and reads q' M / sqrt(K)."""
+    kernels = kernels_for(v.device, v.dtype)
+    out: Tensor = kernels.gated_delta_rule(q, k, v, a, b, layout, state, rate=rate, dt_bias=dt_bias)
+    return out
+
+
+def gated_norm(
+    x: Tensor,  # [T, I]
+    gate: Tensor,  # [T, I]
+    weight: Tensor | None,  # [I], or [group_size] for all groups; None: no norm, only the gate
+    eps: float,
+    *,
+    group_size: int,
+    norm_first: bool,
+) -> Tensor:  # [T, I]
+    """Multiplies by SiLU of the gate, and applies the RMS norm of each group of columns before that (`norm_first`) or
+    after it."""
+    kernels = kernels_for(x.device, x.dtype)
+    out: Tensor = kernels.gated_norm(x, gate, weight, eps, group_size=group_size, norm_first=norm_first)
+    return out
+
+
+def rope_and_store_latent(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    latents: Tensor,  # [T, R]
+    rotary_keys: Tensor,  # [T, rotary_dim]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, rotary_dim] float32, cosines in the first half of a row, sines in the second
+    cache: LayerCache,
+) -> None:
+    """Rotates the last dimensions of the queries in place, and stores latents and rotated keys as one head."""
+    kernels_for(q.device, q.dtype).rope_and_store_latent(q, latents, rotary_keys, layout, cos_sin, cache)
+
+
+def latent_attention(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    cache: LayerCache,
+    layout: StepLayout,
+    scale: float,
+) -> Tensor:  # [T, Hq, R]
+    """Attends as `paged_attention` does, over a cache of latents: all query heads share its one head."""
+    out: Tensor = kernels_for(q.device, q.dtype).latent_attention(q, cache, layout, scale)
+    return out
+
+
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:  # [T, 3 * H * D], [T]
+    """Rotates queries and keys in place, for an encoder, which has no cache to store them in."""
+    kernels_for(qkv.device, qkv.dtype).rotate(qkv, positions, cos_sin, num_heads)
+
+
+def bidirectional_attention(
+    qkv: Tensor,  # [T, 3 * H * D]
+    layout: PackedLayout,
+    num_heads: int,
+    scale: float,
+    reach: int | None = None,
+) -> Tensor:  # [T, H * D]
+    """Attends from each token to all tokens of its text, or to those up to `reach` before and after it."""
+    attend = kernels_for(qkv.device, qkv.dtype).bidirectional_attention
+    out: Tensor = attend(qkv, layout, num_heads, scale, reach)
     return out
 
 
@@ -293,6 +436,13 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     return out
 
 
+def gelu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], gelu(first) * second
+    """Uses the exact GELU. Only encoders have it, and these are not quantized."""
+    assert not as_fp8
+    out: Tensor = kernels_for(gate_up.device, gate_up.dtype).gelu_and_mul(gate_up)
+    return out
+
+
 def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I]
     """Computes gate * sigmoid(1.702 * gate) * (up + 1), with gate up to 7 and up between -7 and 7."""
     kernels = kernels_for(gate_up.device, gate_up.dtype)
@@ -300,7 +450,12 @@ def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [
     return out
 
 
-_GATED = {"silu": silu_and_mul, "clamped_silu": clamped_silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+_GATED = {
+    "silu": silu_and_mul,
+    "clamped_silu": clamped_silu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "gelu": gelu_and_mul,
+}
 
 
 def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]

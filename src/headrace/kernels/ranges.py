@@ -63,6 +63,7 @@ class RangedKernels:
             with ranges(f"{OPERATION}{name}.{kind}"):
                 return function(q, cache, layout, *arguments, **named)
 
-        ranged = attend if name == "paged_attention" else _ranged(function, ranges, OPERATION + name)
+        is_attention = name in ("paged_attention", "latent_attention")
+        ranged = attend if is_attention else _ranged(function, ranges, OPERATION + name)
         setattr(self, name, ranged)  # the next lookup finds it at once
         return ranged

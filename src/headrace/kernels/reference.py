@@ -5,6 +5,7 @@ Sums are in float32 whatever the type of the input. T tokens, Hq and Hkv query a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.reference_recurrent import (  # noqa: F401  parts of the reference in a file of their own
+    causal_conv,
+    gated_delta_rule,
+    gated_norm,
+    selective_scan,
+)
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -180,6 +187,14 @@ def allocate_cache(
     )
 
 
+def allocate_latent_cache(
+    num_blocks: int, block_size: int, rank: int, rotary_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """See `ops.allocate_latent_cache`."""
+    keys = torch.empty((num_blocks, 1, block_size, rank + rotary_dim), dtype=dtype, device=device)
+    return LayerCache.of_latents(keys, rank)
+
+
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
     return table.index_select(0, token_ids)
 
@@ -247,6 +262,31 @@ def rope_and_store(
     return _rotate(q, angles)
 
 
+def rope_and_store_latent(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    latents: Tensor,  # [T, R]
+    rotary_keys: Tensor,  # [T, rotary_dim]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, rotary_dim] float32
+    cache: LayerCache,
+) -> None:
+    """Rotates the last dimensions of the queries in place, and stores latents and rotated keys as one head."""
+    rank = latents.shape[1]
+    angles = cos_sin.index_select(0, layout.positions).unsqueeze(1)  # [T, 1, rotary_dim]
+    q[:, :, rank:] = _rotate(q[:, :, rank:], angles)
+    keys = torch.cat((latents.unsqueeze(1), _rotate(rotary_keys.unsqueeze(1), angles)), dim=-1)
+    _store(cache.keys, layout.slot_mapping // cache.block_size, layout.slot_mapping % cache.block_size, keys)
+
+
+def latent_attention(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    cache: LayerCache,
+    layout: StepLayout,
+    scale: float,
+) -> Tensor:  # [T, Hq, R]
+    return paged_attention(q, cache, layout, scale).view(*q.shape[:2], -1)
+
+
 def _store(side: Tensor, blocks: Tensor, offsets: Tensor, x: Tensor) -> None:
     """Stores keys or values. What exceeds the range of FP8 becomes its largest value."""
     if side.dtype == FP8:
@@ -272,17 +312,21 @@ def paged_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq]
+    slopes: Tensor | None = None,  # [Hq]
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or
-    to p // window * window..p, if the window does not slide. A sink is one more score of its head, without a value."""
-    out = torch.empty_like(q)
+    to p // window * window..p, if the window does not slide. A sink is one more score of its head, without a value.
+    A slope lowers the scores of its head in proportion to the distance (ALiBi)."""
+    out = q.new_empty(*q.shape[:2], cache.values.shape[3])
     starts = layout.query_starts.tolist()
     for seq, (slot, context_len) in enumerate(zip(layout.slots.tolist(), layout.context_lens.tolist(), strict=True)):
         tokens = slice(starts[seq], starts[seq + 1])
         blocks = layout.block_tables[slot, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
         values = _gather(cache.values, blocks, context_len)
-        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides, sinks)
+        out[tokens] = _attend(
+            q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides, sinks, slopes
+        )
     return out.flatten(1)
 
 
@@ -295,20 +339,23 @@ def _gather(side: Tensor, blocks: Tensor, context_len: int) -> Tensor:
 def _attend(
     q: Tensor,  # [Q, Hq, D]
     keys: Tensor,  # [Hkv, C, D]
-    values: Tensor,  # [Hkv, C, D]
+    values: Tensor,  # [Hkv, C, Dv]
     positions: Tensor,  # [Q]
     scale: float,
     window: int | None,
     softcap: float | None,
     slides: bool,
     sinks: Tensor | None,
-) -> Tensor:  # [Q, Hq, D]
+    slopes: Tensor | None,
+) -> Tensor:  # [Q, Hq, Dv]
     group = q.shape[1] // keys.shape[0]  # query heads that share a kv head
     keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
     scores = scale * (q.float().transpose(0, 1) @ keys.transpose(1, 2))  # [Hq, Q, C]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     key_positions = torch.arange(keys.shape[1], device=q.device)
+    if slopes is not None:
+        scores = scores + slopes.float()[:, None, None] * (key_positions - positions[:, None])
     hidden = key_positions > positions[:, None]  # [Q, C]
     if window is not None:
         first = positions - window + 1 if slides else positions // window * window
@@ -322,6 +369,38 @@ def _attend(
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
 
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:
+    """Rotates queries and keys in place."""
+    heads = qkv.view(qkv.shape[0], 3 * num_heads, -1)[:, : 2 * num_heads]
+    heads.copy_(_rotate(heads, cos_sin.index_select(0, positions).unsqueeze(1)))
+
+
+def bidirectional_attention(
+    qkv: Tensor,  # [T, 3 * H * D]
+    layout: PackedLayout,
+    num_heads: int,
+    scale: float,
+    reach: int | None = None,
+) -> Tensor:  # [T, H * D]
+    """Attends from each token to all tokens of its text, or to those up to `reach` before and after it. Texts of the
+    same length that follow each other are computed together."""
+    head_dim = qkv.shape[1] // (3 * num_heads)
+    out = qkv.new_empty(qkv.shape[0], num_heads * head_dim)
+    start = 0
+    for text_len, group in itertools.groupby(layout.lens):
+        end = start + text_len * len(list(group))
+        sides = qkv[start:end].view(-1, text_len, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)  # [3, n, H, L, D]
+        q, k, v = sides.unbind(0)
+        is_seen = None
+        if reach is not None and reach < text_len - 1:
+            places = torch.arange(text_len, device=qkv.device)
+            is_seen = (places[:, None] - places).abs() <= reach
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=scale)  # [n, H, L, D]
+        out[start:end] = mixed.transpose(1, 2).reshape(end - start, -1)
+        start = end
+    return out
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -330,6 +409,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate).mul_(up)
 
 
 def clamped_silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
@@ -397,6 +481,6 @@ def apply_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
     for cache in caches:
-        for side in (cache.keys, cache.values):
+        for side in (cache.keys, cache.values):  # of latents both are the same memory
             plain = side.view(torch.uint8) if side.dtype == FP8 else side  # every device can index bytes
             plain[targets] = plain[sources]

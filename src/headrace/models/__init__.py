@@ -1,16 +1,20 @@
-"""Models: what they are, where they come from, and how they run. There is one decoder for all families.
+"""Models: what they are, where they come from, and how they run. There is one decoder for all families that generate
+but Gemma 3n, and one encoder.
 
-    spec.py, family.py, families.py, traits.py     what a model is: one row per family, read from its config
-    family_rows_*.py, mixture_traits.py            the rows of older layouts and of mixtures, and the latter's traits
+    spec.py, family.py, families.py                what a model is: one row per family, read from its config
+    family_rows_*.py, traits.py, *_traits.py       the rows, and what distinguishes each family
     hub_config.py, gguf_config.py, gguf_file.py    config.json or GGUF metadata to a `ModelSpec`
     sources.py, cache.py, checkpoint.py            a model's name to its files, fetched if needed
     digests.py                                     by which a resumed job tells two models apart
     stored_tensors.py, weights/                    how checkpoints store tensors, and loading them into a decoder
     decoder.py, layers.py, mixture.py, embeddings.py, rope.py     the computation, in terms of `kernels.ops`
+    latent.py, gemma3n.py                          latent attention, and the decoder of Gemma 3n
+    encoder*.py                                    encoders (BERT and its relatives): their table, spec and computation
+    pooler.py, pooling_config.py, sentence_transformers.py, head.py     embedding models and classifiers
 
 What distinguishes a family (biases, windows, norms, soft caps, parallel blocks, layers without rope, experts) is a
 field of `ModelSpec`; a field that is None costs nothing in a step. A config key that affects the computation and that
-no row reads is refused. Adding a family: a row in families.py, its traits, a parity test in tests/models.
+no row reads is refused. Adding a family: a row in family_rows_*.py, its traits, a parity test in tests/models.
 
 Where it is exact, a difference is folded into the weights at load, so kernels do not know of it:
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, ModelError, UnsupportedModelError
+from headrace.models.encoder_config import encoder_of_config, encoder_spec, stored_encoder
 from headrace.models.families import family_of_config, family_of_gguf
+from headrace.models.family import Config
 from headrace.models.gguf_config import spec_from_gguf
 from headrace.models.gguf_file import read_gguf
 from headrace.models.hub_config import spec_from_config
+from headrace.models.pooling_config import AUTOMATIC, PoolingChoice, choose_pooler
+from headrace.models.sentence_transformers import SentenceModules, read_activation, read_modules, read_score_tokens
 from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
-from headrace.models.stored_tensors import has_head
+from headrace.models.stored_tensors import Stored, has_head
 from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stored_dtype
+from headrace.models.weights.head_files import WithHeadFiles
 from headrace.models.weights.joined_norms import JoinedNorms
 from headrace.models.weights.mxfp4 import Mxfp4Files
 from headrace.models.weights.quantized_files import QuantizedFiles
 from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
 from headrace.models.weights.source import WeightSource
+from headrace.text.load import load_tokenizer
 from headrace.text.source import TextSource
 
 if TYPE_CHECKING:
@@ -53,23 +59,33 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    model: str, *, revision: str | None = None, load_format: str = "auto", progress: Progress | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    load_format: str = "auto",
+    progress: Progress | None = None,
+    pooling: PoolingChoice = AUTOMATIC,
+    hf_overrides: Config | None = None,
 ) -> Checkpoint:
-    """Opens a directory, a GGUF file, a hub id, or the default model, which is fetched on first use."""
+    """Opens a directory, a GGUF file, a hub id, or the default model, which is fetched on first use. `hf_overrides`
+    replace keys of config.json."""
     path = locate(model, revision=revision, load_format=load_format, progress=progress)
     if path.is_file():
-        return _open_gguf(path, load_format)
+        return _open_gguf(path, load_format, pooling, hf_overrides)
     if load_format == "gguf" or (load_format == "auto" and not (path / "config.json").exists()):
-        return _open_gguf(_only_gguf(path), load_format)
-    return _open_directory(path, load_format)
+        return _open_gguf(_only_gguf(path), load_format, pooling, hf_overrides)
+    return _open_directory(path, load_format, pooling, hf_overrides)
 
 
-def _open_gguf(path: Path, load_format: str) -> Checkpoint:
+def _open_gguf(path: Path, load_format: str, pooling: PoolingChoice, hf_overrides: Config | None) -> Checkpoint:
+    if hf_overrides:
+        raise ConfigError(f"hf_overrides change a config.json, and {path} is a GGUF file")
     if load_format == "safetensors":
         raise ConfigError(f"load_format 'safetensors' does not fit {path}; leave it at 'auto'")
     file = read_gguf(path)
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
     spec = spec_from_gguf(file.metadata, shapes, rope_tensors=rope_tensors(file), dtype=stored_dtype(file))
+    spec = replace(spec, pooler=choose_pooler({}, spec, pooling))
     family = family_of_gguf(file.metadata)
     weights = GgufTensors(file, spec, rotates_pairs=family.gguf_rotates_pairs)
     return Checkpoint(
@@ -90,22 +106,74 @@ def _only_gguf(directory: Path) -> Path:
     raise ModelError(f"{directory} has no config.json and no GGUF file; a model directory needs one or the other")
 
 
-def _open_directory(directory: Path, load_format: str) -> Checkpoint:
-    generation = directory / "generation_config.json"
-    config = read_json(directory / "config.json")
-    spec = spec_from_config(config, read_json(generation) if generation.exists() else None)
+def _open_directory(
+    directory: Path, load_format: str, pooling: PoolingChoice, hf_overrides: Config | None
+) -> Checkpoint:
+    config = {**read_json(directory / "config.json"), **(hf_overrides or {})}
+    spec = _spec(directory, config, pooling)
     weights: WeightSource | None = None
     if load_format != "random":
         _require_safetensors(directory)
-        files, stored = SafetensorsFiles(directory), family_of_config(config).stored
+        files = SafetensorsFiles(directory)
         if "text_config" in config:
             spec = replace(spec, tie_embeddings=not has_head(files.names()))
-        if spec.quantization is not None:
-            quantized = QuantizedFiles(files, spec.quantization)
-            weights = quantized if stored.is_ours else Rearranged(JoinedNorms(quantized), stored, spec)
-        else:
-            weights = files if stored.is_ours else Rearranged(JoinedNorms(Mxfp4Files(files)), stored, spec)
+        weights = _weights(directory, config, spec, files)
     return Checkpoint(spec=spec, source=directory, text=TextSource(directory=directory), weights=weights)
+
+
+def _spec(directory: Path, config: Config, pooling: PoolingChoice) -> ModelSpec:
+    modules = read_modules(directory)
+    encoder = encoder_of_config(config)
+    if encoder is not None:
+        spec: ModelSpec = encoder_spec(encoder, config)
+    else:
+        generation = directory / "generation_config.json"
+        spec = spec_from_config(config, read_json(generation) if generation.exists() else None)
+    pooler = choose_pooler(
+        config,
+        spec,
+        pooling,
+        encoder=encoder,
+        modules=modules,
+        score_tokens=read_score_tokens(directory),
+        activation=read_activation(directory),
+        find_token=_token_finder(directory),
+    )
+    max_len = spec.max_model_len if pooler is None else _max_len(spec, modules)
+    return replace(spec, pooler=pooler, max_model_len=max_len)
+
+
+def _max_len(spec: ModelSpec, modules: SentenceModules | None) -> int:
+    """The longest input: that of the model, or less if sentence-transformers truncates before it."""
+    stated = None if modules is None else modules.max_seq_len
+    return spec.max_model_len if stated is None else min(stated, spec.max_model_len)
+
+
+def _token_finder(directory: Path) -> Callable[[str], int | None]:
+    def find(text: str) -> int | None:
+        return load_tokenizer(TextSource(directory=directory)).single_id(text)
+
+    return find
+
+
+def _weights(directory: Path, config: Config, spec: ModelSpec, files: SafetensorsFiles) -> WeightSource:
+    stored = _stored(config, spec)
+    is_plain = stored.is_ours and spec.pooler is None
+    unpacked = Mxfp4Files(files) if spec.quantization is None else QuantizedFiles(files, spec.quantization)
+    weights: WeightSource = files if spec.quantization is None else QuantizedFiles(files, spec.quantization)
+    weights = weights if is_plain else Rearranged(JoinedNorms(unpacked), stored, spec)
+    folders = {} if spec.pooler is None else {i: layer.folder for i, layer in enumerate(spec.pooler.layers)}
+    found = {index: SafetensorsFiles(directory / folder) for index, folder in folders.items() if folder is not None}
+    return WithHeadFiles(weights, found) if found else weights
+
+
+def _stored(config: Config, spec: ModelSpec) -> Stored:
+    is_classifier = spec.pooler is not None and spec.pooler.task == "classify"
+    encoder = encoder_of_config(config)
+    if encoder is not None:
+        return stored_encoder(encoder, is_classifier=is_classifier)
+    stored = family_of_config(config).stored
+    return replace(stored, names={**stored.names, "head.0": "score"}) if is_classifier else stored
 
 
 def _require_safetensors(directory: Path) -> None:

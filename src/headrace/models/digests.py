@@ -59,7 +59,10 @@ def digest_of_tokenizer(path: Path) -> str:
 
 
 def _files_of(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
+    """The files of a directory and those of its modules for sentence-transformers; or the file itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(child for child in (*path.iterdir(), *path.glob("[0-9]*_*/*")) if child.is_file())
 
 
 def _digest_of_files(files: Iterable[Path]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import ops
+from headrace.models.layers import Norm
 from headrace.models.weights.dequantize import dequantize
 from headrace.models.weights.source import StoredRows
 
@@ -42,6 +43,21 @@ class ScaledEmbeddings:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         return self.embeddings(token_ids).mul_(self.scale)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.embeddings.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NormedEmbeddings:
+    """Other embeddings, normed."""
+
+    embeddings: Embeddings
+    norm: Norm
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self.norm.plain(self.embeddings(token_ids))
 
     @property
     def num_bytes(self) -> int:

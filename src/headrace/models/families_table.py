@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from headrace.models.encoder_config import ENCODERS
 from headrace.models.families import FAMILIES
 
 _HEAD = "| models | architecture in config.json | in GGUF files |\n| --- | --- | --- |\n"
 
 
 def table() -> str:
-    return _HEAD + "".join(
-        f"| {family.models} | {_code(family.architectures)} | {_code(family.gguf_architectures)} |\n"
-        for family in FAMILIES
+    return (
+        _HEAD
+        + "".join(
+            f"| {family.models} | {_code(family.architectures)} | {_code(family.gguf_architectures)} |\n"
+            for family in FAMILIES
+        )
+        + "".join(f"| {family.models} | {_code(family.architectures)} |  |\n" for family in ENCODERS)
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from headrace.models.spec import Activation, LatentSpec, MixtureSpec, QueryGrowth
+from headrace.models.recurrent_specs import RecurrentSpec
+from headrace.models.spec import Activation, Gemma3nSpec, LatentSpec, MixerKind, MixtureSpec, QueryGrowth
 from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -31,6 +32,8 @@ class Traits(TypedDict, total=False):
     post_norms: bool
     norm_offset: float
     bare_norms: bool
+    embedding_norm: bool
+    alibi_slopes: tuple[float, ...]
     has_sinks: bool
     clip_qkv: float | None
     is_parallel: bool
@@ -41,6 +44,12 @@ class Traits(TypedDict, total=False):
     query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
     latent: LatentSpec
+    gemma3n: Gemma3nSpec
+    recurrent: RecurrentSpec
+    mixers: tuple[MixerKind, ...]
+    has_single_blocks: bool
+    gates_attention: bool
+    weight_scales: tuple[tuple[str, float], ...]
     num_positions: int
     position_offset: int
     embedding_scale: float
@@ -56,6 +65,10 @@ class Traits(TypedDict, total=False):
 
 def _as_it_is(config: Config) -> Config:
     return config
+
+
+def _nothing(tensors: Collection[str]) -> Config:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,9 @@ class Family:
     has_local_rope: bool = False  # layers with a window have a rope of their own
     states_stretched_len: bool = False  # its configs state the context length after linear rope scaling
     gguf_keys: Mapping[str, str] = field(default_factory=dict)  # its own GGUF keys -> their names in config.json
+    gguf_further: Mapping[str, str] = field(default_factory=dict)  # the same, for keys that its files may omit
     gguf_mark: str | None = None  # a GGUF key that only its files have, if another family has the same architecture
     gguf_implies: Config = field(default_factory=dict)  # what its GGUF files omit and llama.cpp assumes
+    gguf_yarn: Config = field(default_factory=dict)  # the same of yarn's parameters
+    gguf_tells: Callable[[Collection[str]], Config] = _nothing  # config keys that follow from a GGUF file's tensors
     gguf_rotates_pairs: bool = False  # its GGUF files store query and key rows in the order for neighbouring pairs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.models import traits
+from collections.abc import Collection
+
+from headrace.models import dense_traits as traits
 from headrace.models.family import Config, Family
 from headrace.models.stored_tensors import Stored
 
@@ -39,8 +41,20 @@ def _falcon_kv_heads(config: Config) -> Config:
     return {**config, "num_key_value_heads": num_kv_heads}
 
 
+def _falcon_norms(tensors: Collection[str]) -> Config:
+    return {"num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in tensors else 1}
+
+
 def _bigcode_kv_heads(config: Config) -> Config:
     return {**config, "num_key_value_heads": 1 if config["multi_query"] else config["num_attention_heads"]}
+
+
+def _mpt_width(config: Config) -> Config:
+    """GGUF files state the width, and two settings of attention that config.json has in `attn_config`."""
+    width = config.get("intermediate_size") or config.get("expansion_ratio", 4) * config.get("hidden_size", 0)
+    of_gguf = {key: config[key] for key in ("alibi_bias_max", "clip_qkv") if key in config}
+    others = {key: value for key, value in config.items() if key not in of_gguf}
+    return {**others, "intermediate_size": width, "attn_config": of_gguf | (config["attn_config"] or {})}
 
 
 DENSE = (
@@ -74,11 +88,11 @@ DENSE = (
     ),
     Family(
         name="falcon",
-        models="Falcon 7B, 11B, 40B and 180B",
+        models="Falcon 7B, 11B, 40B and 180B, Falcon-RW",
         architectures=("FalconForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("falcon",),
         traits=traits.falcon,
-        reads=frozenset({"bias", "parallel_attn", "num_ln_in_parallel_attn"}),
+        reads=frozenset({"bias", "parallel_attn", "num_ln_in_parallel_attn", "alibi"}),
         renamed={
             "n_layer": "num_hidden_layers",
             "n_head": "num_attention_heads",
@@ -114,6 +128,95 @@ DENSE = (
             fused={"self_attention.query_key_value": QKV},
             by_head=True,
         ),
+        gguf_keys={"attention.head_count_kv": "num_kv_heads"},
+        gguf_implies={"new_decoder_architecture": True},  # only these state their number of key-value heads
+        gguf_tells=_falcon_norms,
+    ),
+    Family(
+        name="bloom",
+        models="BLOOM, BLOOMZ",
+        architectures=("BloomForCausalLM",),
+        gguf_architectures=("bloom",),
+        traits=traits.bloom,
+        reads=frozenset(
+            {
+                "apply_residual_connection_post_layernorm",
+                "attention_softmax_in_fp32",  # always the case here
+                "bias_dropout_fusion",  # how Megatron trained it
+                "offset_alibi",
+                "skip_bias_add",
+            }
+        ),
+        renamed={
+            "n_embed": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "seq_length": "max_position_embeddings",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        defaults={
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        has_rope=False,
+        widens_by=4,
+        stored=Stored(
+            root="transformer.",
+            layers="h",
+            names={
+                "model.embed_tokens": "word_embeddings",
+                "model.embed_norm": "word_embeddings_layernorm",
+                "model.norm": "ln_f",
+                "self_attn.o_proj": "self_attention.dense",
+                "mlp.up_proj": "mlp.dense_h_to_4h",
+                "mlp.down_proj": "mlp.dense_4h_to_h",
+            },
+            fused={"self_attention.query_key_value": QKV},
+            by_head=True,
+        ),
+    ),
+    Family(
+        name="mpt",
+        models="MPT 7B and 30B",
+        architectures=("MPTForCausalLM", "MptForCausalLM"),
+        gguf_architectures=("mpt",),
+        traits=traits.mpt,
+        reads=frozenset({"attn_config", "no_bias", "norm_type"}),  # all its kinds of norm are LayerNorm
+        renamed={
+            "d_model": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "max_seq_len": "max_position_embeddings",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        defaults={
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "attn_config": {},
+            "no_bias": True,
+            "tie_word_embeddings": True,
+        },
+        derived=_mpt_width,
+        has_rope=False,
+        stored=Stored(
+            root="transformer.",
+            layers="blocks",
+            names={
+                "model.embed_tokens": "wte",
+                "model.norm": "norm_f",
+                "input_layernorm": "norm_1",
+                "post_attention_layernorm": "norm_2",
+                "self_attn.o_proj": "attn.out_proj",
+                "mlp.up_proj": "ffn.up_proj",
+                "mlp.down_proj": "ffn.down_proj",
+            },
+            fused={"attn.Wqkv": QKV},
+        ),
+        gguf_keys={"attention.max_alibi_bias": "alibi_bias_max", "attention.clamp_kqv": "clip_qkv"},
     ),
     Family(
         name="olmo",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headrace.models import mixture_traits as traits
 from headrace.models.family import Config, Family
 from headrace.models.stored_tensors import Stored
@@ -11,6 +13,8 @@ _ROUTED = _EXPERTS | {"moe_intermediate_size", "norm_topk_prob"}
 _DEEPSEEK = _ROUTED | {"n_shared_experts", "routed_scaling_factor", "n_group", "topk_group", "first_k_dense_replace"}
 # Keys of GGUF metadata.
 EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_EXPERT_SIZES = EXPERT_COUNTS | {"expert_feed_forward_length": "moe_intermediate_size"}
+_SIGMOID = {"expert_gating_func": 2}
 _SHARED_EXPERTS = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
@@ -57,7 +61,7 @@ def _latent_heads(config: Config) -> Config:
     """Adds the sizes of a whole query or key head. Configs state its parts; their `head_dim` is that of one part."""
     still_dim, rotary_dim = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     sizes = {"head_dim": still_dim + rotary_dim, "rotary_dim": rotary_dim}
-    return {**config, **sizes, "num_key_value_heads": config.get("num_attention_heads")}
+    return {**config, **sizes, "num_key_value_heads": 1}  # the latents, which all query heads share
 
 
 def _phi_rope(config: Config) -> Config:
@@ -70,12 +74,16 @@ def _phi_rope(config: Config) -> Config:
     return {**config, key: values | {"attention_factor": short}}
 
 
+def _glm_norms(tensors: Collection[str]) -> Config:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
+
 MIXTURES = (
     Family(
         name="qwen2_moe",
         models="Qwen1.5-MoE, Qwen2 57B-A14B",
         architectures=("Qwen2MoeForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("qwen2moe",),
         traits=traits.qwen2_moe,
         reads=_ROUTED
         | {
@@ -102,6 +110,11 @@ MIXTURES = (
             "qkv_bias": True,
         },
         stored=Stored(names={"mlp.router": "mlp.gate"}),
+        gguf_keys=EXPERT_COUNTS
+        | {
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
     ),
     Family(
         name="olmoe",
@@ -148,7 +161,7 @@ MIXTURES = (
         name="ernie4_5_moe",
         models="ERNIE 4.5 21B-A3B and 300B-A47B",
         architectures=("Ernie4_5_MoeForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("ernie4_5-moe",),
         traits=traits.ernie4_5_moe,
         reads=_EXPERTS
         | {
@@ -160,6 +173,7 @@ MIXTURES = (
             "moe_layer_interval",
             "moe_norm_min",  # of a sum that is never so small
             "moe_capacity",  # of training
+            "expert_shared_feed_forward_length",  # of GGUF files: follows from the sizes of experts
         },
         renamed={"moe_num_experts": "num_local_experts", "moe_k": "num_experts_per_tok"},
         defaults={
@@ -188,6 +202,13 @@ MIXTURES = (
             leftovers=r"model\.mtp_.*",
             has_extra_layers=True,
         ),
+        gguf_keys=_EXPERT_SIZES,
+        gguf_further={
+            "expert_shared_count": "moe_num_shared_experts",
+            "expert_shared_feed_forward_length": "expert_shared_feed_forward_length",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "interleave_moe_layer_step": "moe_layer_interval",
+        },
     ),
     Family(
         name="granitemoe",
@@ -221,7 +242,7 @@ MIXTURES = (
         name="glm4_moe",
         models="GLM-4.5, 4.5-Air, 4.6 and 4.7",
         architectures=("Glm4MoeForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("glm4moe",),
         traits=traits.glm4_moe,
         reads=_DEEPSEEK | {"attention_bias", "use_qk_norm", "partial_rotary_factor"},
         renamed={"n_routed_experts": "num_local_experts"},
@@ -238,7 +259,19 @@ MIXTURES = (
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
         },
+        implies=_SIGMOID,
         stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}, has_extra_layers=True),
+        gguf_keys=_EXPERT_SIZES,
+        gguf_further={
+            "expert_shared_count": "n_shared_experts",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_gating_func": "expert_gating_func",
+        },
+        gguf_tells=_glm_norms,
     ),
     Family(
         name="dots1",
@@ -317,7 +350,7 @@ MIXTURES = (
         name="gpt_oss",
         models="gpt-oss 20B and 120B",
         architectures=("GptOssForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("gpt-oss",),
         traits=traits.gpt_oss,
         reads=_EXPERTS | {"attention_bias", "sliding_window", "layer_types"},
         defaults={
@@ -340,12 +373,15 @@ MIXTURES = (
                 "mlp.experts.*.down_proj": "mlp.experts.down_proj",
             }
         ),
+        gguf_keys=EXPERT_COUNTS
+        | {"expert_feed_forward_length": "intermediate_size", "attention.sliding_window": "sliding_window"},
+        gguf_yarn={"truncate": False},
     ),
     Family(
         name="minimax_m2",
         models="MiniMax M2",
         architectures=("MiniMaxM2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("minimax-m2",),
         traits=traits.minimax_m2,
         reads=_EXPERTS | {"partial_rotary_factor", "attn_type_list"},
         defaults={
@@ -359,10 +395,12 @@ MIXTURES = (
             "eos_token_id": 200020,
             "bos_token_id": 200034,
         },
-        implies={"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True},
+        implies={"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True} | _SIGMOID,
         stored=Stored(
             names=MIXTRAL_NAMES | {"mlp.router_correction": "block_sparse_moe.e_score_correction_bias"},
             has_extra_layers=True,
         ),
+        gguf_keys=EXPERT_COUNTS | {"expert_feed_forward_length": "intermediate_size"},
+        gguf_further={"expert_gating_func": "expert_gating_func"},
     ),
 )

@@ -17,6 +17,7 @@ Metadata = Mapping[str, Any]
 
 _CONTROL_OR_USER_DEFINED = (3, 4)
 # End-of-turn tokens that some converters omit from the metadata; without them a chat model does not stop.
+_HARMONY_ENDS = ("<|return|>", "<|call|>")  # of gpt-oss, where <|end|> only ends one of several messages
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<|eom|>")
 _YARN_ATTENTION_FACTOR = "rope.scaling.yarn_attn_factor"
 # Models, by family and number of layers, whose attention scale uses hidden_size / num_heads instead of head_dim. GGUF
@@ -61,7 +62,9 @@ def spec_from_gguf(
     }
     _refuse_ignored(family, values)
     rope = _rope_parameters(values, rope_tensors)
-    config = _as_config(values, metadata, shapes) | _of_family(family, values)
+    if rope.get("rope_type") == "yarn":
+        rope |= family.gguf_yarn
+    config = _as_config(values, metadata, shapes) | _of_family(family, values) | dict(family.gguf_tells(shapes))
     config |= {"rope_scaling": rope, "rope_theta": rope["rope_theta"], "dtype": dtype}
     spec = build_spec(family, config, generation={})
     return dataclasses.replace(
@@ -69,7 +72,8 @@ def spec_from_gguf(
         windows=_windows(family, values, spec),
         qkv_bias=not shapes.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
         output_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_up.bias" in shapes,
+        mlp_bias=not shapes.keys().isdisjoint(("blk.0.ffn_up.bias", "blk.0.ffn_up_exps.bias")),
+        mixture=None if spec.mixture is None else dataclasses.replace(spec.mixture, interleaves=False),
         norm_bias="output_norm.bias" in shapes,
         norm_offset=0.0,  # the converter already added it
         rope=dataclasses.replace(spec.rope, frequency_divisors=rope_tensors.get("rope_freqs", ())),
@@ -80,7 +84,8 @@ def _refuse_ignored(family: Family, values: Metadata) -> None:
     set_values = {key: value for key, value in values.items() if value != 0}
     if _is_implied_by_yarn(values):
         del set_values[_YARN_ATTENTION_FACTOR]
-    refuse_unread(set_values, _READ | family.gguf_keys.keys(), where="the GGUF metadata")
+    known = _READ | family.gguf_keys.keys() | family.gguf_further.keys()
+    refuse_unread(set_values, known, where="the GGUF metadata")
     if values.get("attention.causal") is False:
         raise UnsupportedModelError("only causal decoders are supported; the GGUF metadata says this model is not one")
 
@@ -101,7 +106,7 @@ def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": values.get("embedding_length"),
         "intermediate_size": _same_for_all_layers(values, "feed_forward_length"),
-        "num_hidden_layers": values.get("block_count"),
+        "num_hidden_layers": _num_layers(values),
         "num_attention_heads": num_heads,
         "num_key_value_heads": _same_for_all_layers(values, "attention.head_count_kv"),
         "head_dim": head_dim,
@@ -117,8 +122,15 @@ def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]
     }
 
 
+def _num_layers(values: Metadata) -> int | None:
+    """Returns the number of layers without those at the end that predict further tokens."""
+    count = values.get("block_count")
+    return None if count is None else count - values.get("nextn_predict_layers", 0)
+
+
 def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
-    config = {**family.gguf_implies, **{name: values[key] for key, name in family.gguf_keys.items() if key in values}}
+    names = {**family.gguf_keys, **family.gguf_further}
+    config = {**family.gguf_implies, **{name: values[key] for key, name in names.items() if key in values}}
     if "num_local_experts" in family.reads:
         _require_counts(family, values)
     if family.name == "llama4_text":
@@ -214,5 +226,6 @@ def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     ids = dict.fromkeys(int(token) for token in named if token is not None)
     tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
     control = {tokens[index]: index for index, kind in enumerate(types) if kind in _CONTROL_OR_USER_DEFINED}
-    ids |= dict.fromkeys(control[text] for text in _TURN_ENDS if text in control)
+    ends = _HARMONY_ENDS if _HARMONY_ENDS[0] in control else _TURN_ENDS
+    ids |= dict.fromkeys(control[text] for text in ends if text in control)
     return tuple(ids)

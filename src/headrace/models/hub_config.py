@@ -97,20 +97,20 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
     """Builds the spec from a config with the common key names."""
     config = family.derived({**family.defaults, **config})
     _refuse_ignored(family, config)
-    hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
-    num_kv_heads = num_heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
-    head_dim = hidden_size // num_heads if config.get("head_dim") is None else _positive(config, "head_dim")
+    hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+    num_kv_heads = num_heads if config.get("num_key_value_heads") is None else positive(config, "num_key_value_heads")
+    head_dim = hidden_size // num_heads if config.get("head_dim") is None else positive(config, "head_dim")
     _check_heads(num_heads, num_kv_heads, head_dim)
     rope, local_rope = _ropes(family, config)
     max_model_len = _max_model_len(family, config, rope)
-    num_layers = _positive(config, "num_hidden_layers")
+    num_layers = positive(config, "num_hidden_layers")
     traits = family.traits(config)
     windows = _checked_windows(traits.get("windows", (None,) * num_layers))
     traits["windows"] = _useful_windows(windows, max_model_len) if local_rope is None else windows
     traits.setdefault("norm_eps", float(config.get("rms_norm_eps", 1e-6)))
     return ModelSpec(
         family=family.name,
-        vocab_size=_positive(config, "vocab_size"),
+        vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(family, config),
         num_layers=num_layers,
@@ -122,7 +122,7 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
         rope=rope,
         local_rope=local_rope,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        dtype=_dtype(config),
+        dtype=read_dtype(config),
         quantization=_quantization(family, config),
         eos_token_ids=_eos_token_ids(config, generation),
         bos_token_id=_bos_token_id(config),
@@ -136,6 +136,15 @@ def _quantization(family: Family, config: Config) -> StoredQuantization | None:
     if not stated or stated.get("quant_method") in family.quantizations:
         return None
     return read_quantization(stated)
+
+
+def refuse_quantized(config: Config) -> None:
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(
+            f"the checkpoint is quantized ({method}), which is not supported for this architecture; use the original "
+            "model"
+        )
 
 
 def _refuse_ignored(family: Family, config: Config) -> None:
@@ -206,12 +215,12 @@ def read_rope(config: Config) -> RopeSpec:
     if kind == "linear":
         return RopeSpec(theta=theta, kind="linear", factor=_rope_number(kind, values, "factor"))
     original = config.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
-    original_max_len = int(original or _positive(config, "max_position_embeddings"))
+    original_max_len = int(original or positive(config, "max_position_embeddings"))
     if kind == "longrope":
         return _longrope(config, values, theta, original_max_len)
     factor = _rope_number(kind, values, "factor")
     if kind == "dynamic":
-        stated = _positive(config, "max_position_embeddings")
+        stated = positive(config, "max_position_embeddings")
         return RopeSpec(theta=theta, kind="dynamic", factor=factor, original_max_len=stated)
     if kind == "llama3":
         return RopeSpec(
@@ -264,7 +273,7 @@ def _rope_number(kind: str, values: Mapping[str, Any], key: str) -> float:
 
 
 def _longrope(config: Config, values: Mapping[str, Any], theta: float, original_max_len: int) -> RopeSpec:
-    factor = values.get("factor") or _positive(config, "max_position_embeddings") / original_max_len
+    factor = values.get("factor") or positive(config, "max_position_embeddings") / original_max_len
     attention_factor = values.get("attention_factor")
     if attention_factor is None:
         attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_max_len))
@@ -289,7 +298,7 @@ def _rotary_dim(family: Family, config: Config, head_dim: int) -> int | None:
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if config.get("rotary_dim") is not None:
-        share = _positive(config, "rotary_dim") / head_dim
+        share = positive(config, "rotary_dim") / head_dim
         if factor is not None and int(head_dim * factor + 1e-6) != config["rotary_dim"]:
             raise ModelError(f"rotary_dim {config['rotary_dim']} and partial_rotary_factor {factor} disagree")
         factor = share
@@ -318,7 +327,7 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
 
 def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:
     """Returns the full context. Configs with linear, dynamic and yarn mostly state it before scaling, others after."""
-    stated = _positive(config, "max_position_embeddings")
+    stated = positive(config, "max_position_embeddings")
     if rope.kind in ("linear", "dynamic") and not family.states_stretched_len:
         return int(stated * rope.factor)
     if rope.kind == "yarn":
@@ -328,8 +337,8 @@ def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:
 
 def _intermediate_size(family: Family, config: Config) -> int:
     if family.widens_by is not None and config.get("intermediate_size") is None:
-        return family.widens_by * _positive(config, "hidden_size")
-    return _positive(config, "intermediate_size")
+        return family.widens_by * positive(config, "hidden_size")
+    return positive(config, "intermediate_size")
 
 
 def _checked_windows(windows: Windows) -> Windows:
@@ -351,14 +360,14 @@ def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         raise ModelError(f"head_dim must be even for the rotary embedding, got {head_dim}")
 
 
-def _positive(config: Config, key: str) -> int:
+def positive(config: Config, key: str) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"the model's config needs a positive integer {key}, got {value!r}")
     return value
 
 
-def _dtype(config: Config) -> str:
+def read_dtype(config: Config) -> str:
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     return str(name).removeprefix("torch.")
 

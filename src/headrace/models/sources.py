@@ -37,6 +37,7 @@ _CHUNK_BYTES = 1 << 20
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _CONFIG_FILES = ["*.json", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt"]
+_DENSE_LAYERS = "*_Dense/*.safetensors"  # of sentence-transformers, in folders of their own
 _DUPLICATES = ["consolidated*", "original/*", "onnx/*", "*/*.safetensors"]
 
 
@@ -188,7 +189,10 @@ def _fetch_from_hub(name: str, *, revision: str | None, load_format: str, progre
     try:
         if not _has_snapshot(name, revision):
             progress(0, None)  # huggingface_hub shows how far it is
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_DUPLICATES))
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_DUPLICATES))
+        if load_format != "random" and (path / "modules.json").exists():
+            snapshot_download(name, revision=revision, allow_patterns=[_DENSE_LAYERS])
+        return path
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise _hub_error(name, revision, error) from error
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.family import Config, Traits, Windows
-from headrace.models.spec import Activation, MixtureSpec, QueryGrowth, Routing
+from headrace.models.spec import Gemma3nSpec, MixtureSpec, QueryGrowth, Routing
 
 
 def llama(config: Config) -> Traits:
@@ -239,137 +239,6 @@ def starcoder2(config: Config) -> Traits:
     }
 
 
-def gpt_neox(config: Config) -> Traits:
-    biased = bool(config["attention_bias"])
-    return {
-        "qkv_bias": biased,
-        "output_bias": biased,
-        "mlp_bias": True,
-        "layer_norm": True,
-        "norm_bias": True,
-        "is_parallel": bool(config["use_parallel_residual"]),
-        "is_gated": False,
-        "activation": _plain_activation(config),
-    }
-
-
-def gpt2(config: Config) -> Traits:
-    traits: Traits = {
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-        "layer_norm": True,
-        "norm_bias": True,
-        "is_gated": False,
-        "activation": _plain_activation(config),
-        "num_positions": config["max_position_embeddings"],
-    }
-    return traits if config["scale_attn_weights"] else traits | {"attention_scale": 1.0}
-
-
-def _plain_activation(config: Config) -> Activation:
-    """Returns the activation; three names mean the tanh approximation."""
-    return "gelu" if config["hidden_act"] == "gelu" else "gelu_tanh"
-
-
-def phi(config: Config) -> Traits:
-    return {
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-        "head_bias": True,
-        "layer_norm": True,
-        "norm_bias": True,
-        "is_parallel": True,
-        "shares_norm": True,
-        "is_gated": False,
-        "activation": _plain_activation(config),
-    }
-
-
-def nemotron(config: Config) -> Traits:
-    return llama(config) | {
-        "layer_norm": True,
-        "norm_bias": True,
-        "norm_offset": 1.0,
-        "is_gated": False,
-        "activation": "relu2",
-    }
-
-
-def arcee(config: Config) -> Traits:
-    return llama(config) | {"is_gated": False, "activation": "relu2"}
-
-
-def falcon(config: Config) -> Traits:
-    """Falcon. ALiBi, of the two small RefinedWeb models, is refused as unread."""
-    biased, is_parallel = bool(config.get("bias")), bool(config["parallel_attn"])
-    has_two_norms = config.get("new_decoder_architecture") and config.get("num_ln_in_parallel_attn") in (None, 2)
-    return {
-        "qkv_bias": biased,
-        "output_bias": biased,
-        "mlp_bias": biased,
-        "layer_norm": True,
-        "norm_bias": True,
-        "is_parallel": is_parallel,
-        "shares_norm": is_parallel and not has_two_norms,
-        "is_gated": False,
-        "activation": "gelu",
-    }
-
-
-def olmo(config: Config) -> Traits:
-    """OLMo 1: LayerNorm without weights, always with the same epsilon."""
-    biased = bool(config.get("attention_bias"))
-    return {
-        "qkv_bias": biased,
-        "output_bias": biased,
-        "layer_norm": True,
-        "bare_norms": True,
-        "norm_eps": 1e-5,
-        "clip_qkv": number_or_none(config, "clip_qkv"),
-    }
-
-
-def opt(config: Config) -> Traits:
-    """OPT. Its first two position embeddings are for padding."""
-    if not config["do_layer_norm_before"] or not config["layer_norm_elementwise_affine"]:
-        raise UnsupportedModelError("OPT models with norms after attention and MLP (350M) are not supported")
-    if config.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
-        raise UnsupportedModelError("OPT models whose embeddings are projected (350M) are not supported")
-    biased = bool(config["enable_bias"])
-    return {
-        "qkv_bias": biased,
-        "output_bias": biased,
-        "mlp_bias": biased,
-        "layer_norm": True,
-        "norm_bias": True,
-        "is_gated": False,
-        "activation": "relu",
-        "num_positions": config["max_position_embeddings"] + 2,
-        "position_offset": 2,
-    }
-
-
-def gptj(config: Config) -> Traits:
-    return {
-        "mlp_bias": True,
-        "head_bias": True,
-        "layer_norm": True,
-        "norm_bias": True,
-        "is_parallel": True,
-        "shares_norm": True,
-        "is_gated": False,
-        "rotates_pairs": True,
-        "activation": _plain_activation(config),
-    }
-
-
-def internlm(config: Config) -> Traits:
-    biased = bool(config.get("bias"))
-    return {"qkv_bias": bool(config.get("qkv_bias", biased)), "output_bias": biased, "mlp_bias": biased}
-
-
 def stablelm(config: Config) -> Traits:
     is_parallel = bool(config.get("use_parallel_residual"))
     return {
@@ -447,6 +316,33 @@ def gemma2(config: Config) -> Traits:
 
 def gemma3(config: Config) -> Traits:
     return gemma2(config) | {"qk_norm": True}
+
+
+def gemma3n(config: Config) -> Traits:
+    """Norms have no offset, and scores are not scaled: `query_pre_attn_scalar` has no effect."""
+    if config["altup_active_idx"] != 0:
+        raise UnsupportedModelError(f"altup_active_idx {config['altup_active_idx']} is not supported, only 0")
+    num_layers, num_shared = config["num_hidden_layers"], config.get("num_kv_shared_layers") or 0
+    windows, sparsities = _windows_by_pattern(config), config.get("activation_sparsity_pattern") or 0.0
+    sparsities = [sparsities] * num_layers if isinstance(sparsities, float) else sparsities
+    if len(sparsities) != num_layers or not all(0.0 <= each < 1.0 for each in sparsities):
+        raise ModelError(f"activation_sparsity_pattern must have a share for each of {num_layers} layers")
+    if not set(windows[num_layers - num_shared :]) <= set(windows[: num_layers - num_shared]):
+        raise ModelError(f"the last {num_shared} layers must share the keys of earlier layers with the same window")
+    return gemma2({**config, "query_pre_attn_scalar": 1.0}) | {
+        "qk_norm": True,
+        "norm_offset": 0.0,
+        "windows": windows,
+        "gemma3n": Gemma3nSpec(
+            num_streams=count(config, "altup_num_inputs"),
+            scales_corrected=bool(config["altup_correct_scale"]),
+            input_size=count(config, "hidden_size_per_layer_input"),
+            input_vocab_size=count(config, "vocab_size_per_layer_input"),
+            low_rank=count(config, "laurel_rank"),
+            num_shared_layers=num_shared,
+            sparsities=tuple(float(each) for each in sparsities),
+        ),
+    }
 
 
 def _windows_by_pattern(config: Config) -> Windows:

@@ -20,7 +20,7 @@ _GAUGES = (
     *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
 )
 _NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # a freshly started engine
-_OTHER_SLEEP_STATES = ("weights_offloaded", "discard_all")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
 class EngineCounts:
@@ -31,6 +31,7 @@ class EngineCounts:
         self._clock = clock
         self._last = _NOTHING
         self._rates = TokenRates(clock())
+        self.sleep_level = 0  # 0: awake
         for series, *labels in _counts_of(_NOTHING):
             store.add(series, 0.0, *labels)
 
@@ -39,17 +40,24 @@ class EngineCounts:
         self._store.set(table.ENGINE_UP, float(stats is not None))
         if stats is None:
             self._store.clear(*_GAUGES)
+            if self.sleep_level:  # it was put to sleep: it is neither up nor down
+                self._store.clear(table.ENGINE_UP)
+                self._set_sleep_state(self.sleep_level)
             return
         self._add_growth(stats)
         self._set_gauges(stats)
         self._last = stats
+
+    def _set_sleep_state(self, level: int) -> None:
+        for each, state in enumerate(SLEEP_STATES):
+            self._store.set(table.SLEEP_STATE, float(each == level), state)
 
     def _add_growth(self, stats: EngineStats) -> None:
         before = self._last if _is_same_engine(self._last, stats) else _NOTHING
         old, new = _counts_of(before), _counts_of(stats)
         for key, value in new.items():
             series, *labels = key
-            self._store.add(series, max(0.0, value - old[key]), *labels)
+            self._store.add(series, max(0.0, value - old.get(key, 0.0)), *labels)
         earlier = _histograms_of(before)
         for series, counts in _histograms_of(stats).items():
             self._store.add_counts(series, _growth(earlier[series], counts))
@@ -65,9 +73,7 @@ class EngineCounts:
         store.set(table.WAITING_BY_REASON, scheduler.num_waiting, "capacity")
         store.set(table.WAITING_BY_REASON, 0.0, "deferred")
         store.set(table.KV_USE, scheduler.kv_use)
-        store.set(table.SLEEP_STATE, 1.0, "awake")
-        for state in _OTHER_SLEEP_STATES:
-            store.set(table.SLEEP_STATE, 0.0, state)
+        self._set_sleep_state(0)
         prompt_rate, generation_rate = self._rates.rates(self._clock())
         store.set(table.PROMPT_RATE, prompt_rate)
         store.set(table.GENERATION_RATE, generation_rate)
@@ -105,7 +111,8 @@ def _is_same_engine(before: EngineStats, after: EngineStats) -> bool:
 def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], float]:
     """All counters, by series and label values."""
     scheduler = stats.scheduler
-    return {
+    positions = enumerate(scheduler.accepted_by_position.counts)
+    return {(table.ACCEPTED_BY_POSITION, str(position)): count for position, count in positions} | {
         (table.STEPS,): scheduler.num_steps,
         (table.PREFIX_QUERIES,): scheduler.num_prefix_queried_tokens,
         (table.PREFIX_HITS,): scheduler.num_prefix_hit_tokens,
@@ -116,6 +123,9 @@ def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], floa
         (table.PROMPT_TOKENS_BY_SOURCE, "external_kv_transfer"): 0,
         (table.GENERATED_TOKENS,): scheduler.num_generated_tokens,
         (table.RECOMPUTED_TOKENS,): scheduler.num_recomputed_tokens,
+        (table.DRAFTS,): scheduler.num_drafts,
+        (table.DRAFT_TOKENS,): scheduler.num_draft_tokens,
+        (table.ACCEPTED_TOKENS,): scheduler.num_accepted_tokens,
         (table.BUSY_SECONDS, "host"): stats.host_seconds,
         (table.BUSY_SECONDS, "wait"): stats.wait_seconds,
     }

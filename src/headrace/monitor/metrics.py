@@ -107,6 +107,11 @@ class ServerMetrics:
     def restarted(self, *, engine: int = 0) -> None:
         self._stores.engines[engine].add(table.RESTARTS, 1.0)
 
+    def sleeping(self, level: int) -> None:
+        """The engines sleep at this level from now on; 0: they are awake."""
+        for engine in self._engines:
+            engine.sleep_level = level
+
     def oldest_wait(self, seconds: float) -> None:
         """Set the wait of the oldest request that has no first token yet."""
         self._store.set(table.OLDEST_WAIT, seconds)

@@ -26,7 +26,10 @@ _PHASE = (
 _FINE_PHASE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_PHASE)
 
 # The routes that run the model, in the label `handler`.
-GENERATING_HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
+GENERATING_HANDLERS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling"),
+)
 
 
 def _phase(name: str, help: str, *aliases: str, alert: str = "") -> Series:
@@ -240,6 +243,32 @@ GENERATED_TOKENS = Series(
     alert="rate 0 for a minute while requests run (without the second half it fires when idle)",
 )
 RECOMPUTED_TOKENS = Series("headrace:recomputed_tokens", "counter", "Tokens computed again after a preemption.")
+DRAFTS = Series(
+    "headrace:spec_decode_num_drafts",
+    "counter",
+    "How often a sequence had drafted tokens in a step; 0 without speculative decoding.",
+    aliases=(Alias("vllm:spec_decode_num_drafts"),),
+)
+DRAFT_TOKENS = Series(
+    "headrace:spec_decode_num_draft_tokens",
+    "counter",
+    "Drafted tokens that steps verified.",
+    aliases=(Alias("vllm:spec_decode_num_draft_tokens"),),
+)
+ACCEPTED_TOKENS = Series(
+    "headrace:spec_decode_num_accepted_tokens",
+    "counter",
+    "Drafted tokens that were accepted.",
+    aliases=(Alias("vllm:spec_decode_num_accepted_tokens"),),
+    alert="under 0.4 of the drafted ones",
+)
+ACCEPTED_BY_POSITION = Series(
+    "headrace:spec_decode_num_accepted_tokens_per_pos",
+    "counter",
+    "Accepted tokens by their position among a step's drafts, from 0; absent without speculative decoding.",
+    labels=("position",),
+    aliases=(Alias("vllm:spec_decode_num_accepted_tokens_per_pos"),),
+)
 PROMPT_RATE = Series(
     "headrace:prompt_tokens_per_second",
     "gauge",
@@ -312,7 +341,8 @@ ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, 
 SLEEP_STATE = Series(
     "headrace:engine_sleep_state",
     "gauge",
-    "1 for the current state of the engine, always `awake`; absent while the engine is down.",
+    "1 for the current state of the engine: `awake`, or asleep at level 1 (`weights_offloaded`) or 2 (`discard_all`); "
+    "absent while the engine is down.",
     labels=("sleep_state",),
     aliases=(Alias("vllm:engine_sleep_state"),),
 )

@@ -12,14 +12,22 @@ from headrace.types import PromptLogprobs, TokenLogprobs
 MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON does not have
 
 
-def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
-    """Part of a character becomes a replacement mark; `bytes` of a chat entry has it in full."""
+ID_PREFIX = "token_id:"  # vLLM's, of tokens that are named by their ids
+
+
+def token_text(token_id: int, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> str:
+    """Part of a character becomes a replacement mark; `bytes` of a chat entry has it in full. `as_ids`: the token is
+    named by its id, as vLLM's `return_tokens_as_token_ids` asks."""
+    if as_ids:
+        return f"{ID_PREFIX}{token_id}"
     return str(token_id) if tokenizer is None else tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def token_name(token_id: int, tokenizer: Tokenizer | None) -> str:
+def token_name(token_id: int, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> str:
     """The text, or `bytes:\\xe2\\x82` for part of a character, as OpenAI names it in the lists of completions: there
     the name is a key, and all replacement marks are equal."""
+    if as_ids:
+        return f"{ID_PREFIX}{token_id}"
     if tokenizer is None:
         return str(token_id)
     data = tokenizer.token_bytes(token_id)
@@ -32,17 +40,21 @@ def token_name(token_id: int, tokenizer: Tokenizer | None) -> str:
 # Chat: one object for each generated token.
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    return {"content": chat_entries(entries, tokenizer), "refusal": None}
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None, *, as_ids: bool = False
+) -> dict[str, Any]:
+    return {"content": chat_entries(entries, tokenizer, as_ids=as_ids), "refusal": None}
 
 
-def chat_entries(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+def chat_entries(
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None, *, as_ids: bool = False
+) -> list[dict[str, Any]]:
     """`top_logprobs` has exactly as many as were asked for: the chosen token is not added, as in OpenAI's API."""
     return [
         {
-            **_chat_entry(entry.token_id, entry.logprob, tokenizer),
+            **_chat_entry(entry.token_id, entry.logprob, tokenizer, as_ids=as_ids),
             "top_logprobs": [
-                _chat_entry(token_id, logprob, tokenizer)
+                _chat_entry(token_id, logprob, tokenizer, as_ids=as_ids)
                 for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
             ],
         }
@@ -50,9 +62,9 @@ def chat_entries(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) 
     ]
 
 
-def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer | None, *, as_ids: bool) -> dict[str, Any]:
     return {
-        "token": token_text(token_id, tokenizer),
+        "token": token_text(token_id, tokenizer, as_ids=as_ids),
         "logprob": max(MIN_LOGPROB, logprob),
         "bytes": None if tokenizer is None else list(tokenizer.token_bytes(token_id)),
     }
@@ -125,6 +137,7 @@ def completion_lists(
     *,
     first_token: int | None = None,
     offsets: TextOffsets | None = None,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
     """`first_token`: the first of an echoed prompt, whose entry is None. `offsets`: those of a text that began before
     these tokens."""
@@ -135,20 +148,20 @@ def completion_lists(
     starts: list[int] = []
     for entry in entries:
         token_id = entry.token_id if entry is not None else first_token
-        tokens.append("" if token_id is None else token_name(token_id, tokenizer))
+        tokens.append("" if token_id is None else token_name(token_id, tokenizer, as_ids=as_ids))
         starts.append(0 if token_id is None else offsets.take(token_id))
         chosen.append(None if entry is None else max(MIN_LOGPROB, entry.logprob))
-        most_likely.append(None if entry is None else _most_likely(entry, tokenizer))
+        most_likely.append(None if entry is None else _most_likely(entry, tokenizer, as_ids=as_ids))
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": most_likely, "text_offset": starts}
 
 
-def _most_likely(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
+def _most_likely(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, as_ids: bool) -> dict[str, float]:
     """The k most likely tokens, and the chosen one if it is not among them: k or k + 1 entries, as in OpenAI's API.
     Keys are names; of two tokens with the same text the more likely one is kept."""
     found: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
-        found.setdefault(token_name(token_id, tokenizer), max(MIN_LOGPROB, logprob))
-    found.setdefault(token_name(entry.token_id, tokenizer), max(MIN_LOGPROB, entry.logprob))
+        found.setdefault(token_name(token_id, tokenizer, as_ids=as_ids), max(MIN_LOGPROB, logprob))
+    found.setdefault(token_name(entry.token_id, tokenizer, as_ids=as_ids), max(MIN_LOGPROB, entry.logprob))
     return found
 
 

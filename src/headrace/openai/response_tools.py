@@ -30,6 +30,7 @@ def chat_request(request: ResponsesRequest, response_format: dict[str, Any] | No
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=response_format,
+        structured_outputs=request.structured_outputs,
     )
 
 

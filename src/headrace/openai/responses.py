@@ -36,7 +36,8 @@ INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
 TRUNCATIONS = (None, "disabled", "auto")
 _COPIED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "ignore_eos", "priority", "cache_salt", "request_id", "stream"),
+    *("frequency_penalty", "logit_bias", "stop", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
+    *("structured_outputs", "priority", "cache_salt", "request_id", "stream"),
 )
 _NOT_OF_RESPONSES = ("n", "best_of", "logprobs", "prompt_logprobs")  # a response has one message
 
@@ -79,7 +80,7 @@ def _check(request: ResponsesRequest, limits: Limits) -> None:
     if request.truncation not in TRUNCATIONS:
         raise bad_request(f"truncation must be 'auto' or 'disabled', got {request.truncation!r}", "truncation")
     if request.background and request.store is False:
-        raise bad_request("a response in the background is stored; leave out store, or set it to true", "store")
+        raise bad_request("background can only be used when `store` is true; leave out store", "store")
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is for streams: set stream to true", "stream_options")
     if request.stream_options is not None and request.stream_options.include_obfuscation:

@@ -13,7 +13,7 @@ from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.sched.limits import check_prompt_len, context_error
-from headrace.types import MAX_LOGPROBS, SamplingParams
+from headrace.types import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 
 MAX_N = 128  # OpenAI's
 MAX_SEQUENCES = 4096  # prompts times answers to each
@@ -37,7 +37,8 @@ class Limits:
     """Bounds of the API that are not bounds of the engine."""
 
     max_n: int = MAX_N
-    max_logprobs: int = MAX_LOGPROBS
+    max_logprobs: int = MAX_LOGPROBS  # -1: all
+    vocab_size: int | None = None  # None: not known, and a request for all is refused
     max_stops: int | None = MAX_STOPS  # and MAX_STOP_CHARACTERS each; None: no bound
 
 
@@ -89,6 +90,8 @@ def chat_params(
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     check_tool_choice(request)
     check_logprobs("top_logprobs", request.top_logprobs, limits)
+    if request.logprob_token_ids is not None and (request.logprobs is None or request.logprobs is False):
+        raise bad_request("logprob_token_ids needs logprobs to be true", "logprob_token_ids")
     if request.logprobs is not None:
         more.setdefault("logprobs", (request.top_logprobs or 0) if request.logprobs else None)
     return sampling_params(request, limits, limit, defaults=defaults, **more)
@@ -103,11 +106,14 @@ def completion_params(
     request: CompletionRequest, limits: Limits, limit: AnswerLimit, *, defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> SamplingParams:
     check_logprobs("logprobs", request.logprobs, limits)
+    if request.logprob_token_ids is not None and (request.logprobs is None or limit.num_tokens == 0):
+        raise bad_request("logprob_token_ids needs logprobs, and an answer of at least 1 token", "logprob_token_ids")
     more: dict[str, Any] = {}
     if request.logprobs is not None:
         more["logprobs"] = request.logprobs
         if request.echo:
-            more["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+            asked = (request.logprobs, request.prompt_logprobs or 0)
+            more["prompt_logprobs"] = ALL_LOGPROBS if ALL_LOGPROBS in asked else max(asked)
     if limit.num_tokens == 0:  # a prompt that is only scored still has one token sampled, which is not shown
         limit = AnswerLimit(1)
     return sampling_params(request, limits, limit, defaults=defaults, **more)
@@ -155,6 +161,8 @@ def _check_bounds(request: SamplingFields, limits: Limits) -> None:
         raise bad_request(f"stop can be at most {limits.max_stops} texts of {MAX_STOP_CHARACTERS:,} characters", "stop")
     for name in ("request_id", "cache_salt"):
         check_label(name, getattr(request, name))
+    if request.use_beam_search and request.logprob_token_ids is not None:
+        raise bad_request("logprob_token_ids is not supported with use_beam_search", "logprob_token_ids")
     if request.length_penalty not in (None, 1) and not request.use_beam_search:
         raise bad_request("length_penalty is for use_beam_search", "length_penalty")
     if request.stream and request.prompt_logprobs is not None:
@@ -173,8 +181,14 @@ def check_label(name: str, value: str | None) -> None:
 
 
 def check_logprobs(name: str, value: int | None, limits: Limits) -> None:
-    if value is not None and not 0 <= value <= limits.max_logprobs:
-        raise bad_request(f"{name} must be between 0 and {limits.max_logprobs}, got {value}", name)
+    """Refuse more log-probabilities than the server gives. -1 asks for the whole vocabulary, as in vLLM."""
+    if value is None or 0 <= value <= limits.max_logprobs:
+        return
+    if limits.max_logprobs == ALL_LOGPROBS and value >= ALL_LOGPROBS:
+        return
+    if value == ALL_LOGPROBS and limits.vocab_size is not None and limits.vocab_size <= limits.max_logprobs:
+        return
+    raise bad_request(f"{name} must be between 0 and {limits.max_logprobs}, got {value}", name)
 
 
 def check_context(num_prompt: int, limit: AnswerLimit, max_model_len: int, *, prompt_param: str) -> None:

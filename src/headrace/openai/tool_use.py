@@ -10,12 +10,14 @@ import msgspec
 
 from headrace.openai.choices import members
 from headrace.openai.errors import bad_request, not_supported
+from headrace.openai.response_format import read_response_format
 from headrace.openai.schema.chat import ChatRequest
 from headrace.text import Tokenizer
 from headrace.text.answer_parts import ContentDelta, Delta, ParsedAnswer, ToolCallDelta, put_together
 from headrace.text.tool_calls import PARSERS, new_call_id, parser_for
 from headrace.text.tools.calls import parameter_types
 from headrace.text.tools.grammar import read_tools, tools_grammar
+from headrace.text.tools.headed import GptOssParser
 from headrace.text.tools.parser import ToolParser
 from headrace.types import StructuredOutputs
 
@@ -124,14 +126,21 @@ def read_tool_use(
         _check_auto(request, tokenizer, allows_auto=allows_auto)
     elif isinstance(choice, str) and choice != "required":
         raise bad_request(f"tool_choice must be none, auto, required or a function, got {choice[:40]!r}", "tool_choice")
-    elif request.response_format is not None or request.structured_outputs is not None:
-        raise bad_request("a forced tool call excludes response_format and structured_outputs", "tool_choice")
+    elif request.structured_outputs is not None:
+        raise bad_request("a forced tool call excludes structured_outputs", "tool_choice")
     parser = parser_for(template_of(tokenizer) if parser_name == "auto" else parser_name)
     is_parallel = request.parallel_tool_calls is not False
+    is_forced = choice not in (None, "auto")
+    answer = None if is_forced else _answer_schema(request, parser)
     constraint = None
-    if choice not in (None, "auto"):
+    if is_forced or answer is not None:
         constraint = tools_grammar(
-            request.tools or [], choice or "", parser, tokenizer=tokenizer, parallel_tool_calls=is_parallel
+            request.tools or [],
+            choice if is_forced and choice is not None else "required",
+            parser,
+            tokenizer=tokenizer,
+            parallel_tool_calls=is_parallel,
+            answer=answer,
         )
     if isinstance(choice, dict):
         names = (choice["function"]["name"],)  # `tools_grammar` has checked it
@@ -140,7 +149,7 @@ def read_tool_use(
         ToolCalls(
             parser.name,
             names,
-            constraint is not None,
+            is_forced,
             is_parallel,
             {name: parameter_types(schemas[name]) for name in names},
         ),
@@ -154,9 +163,9 @@ def _check_auto(request: ChatRequest, tokenizer: Tokenizer, *, allows_auto: bool
         raise not_supported(
             "tool_choice", "tool_choice 'auto' is disabled on this server; use 'required', 'none' or a function"
         )
-    if request.structured_outputs is not None or (request.response_format or {}).get("type", "text") != "text":
+    if request.structured_outputs is not None:
         raise bad_request(
-            "a constrained answer cannot call tools; set tool_choice to 'none', or leave out the format",
+            "an answer under structured_outputs cannot call tools; use response_format, or set tool_choice to 'none'",
             "tools",
         )
     if tokenizer.chat_template is not None and "tools" not in tokenizer.chat_template.variables:
@@ -165,6 +174,17 @@ def _check_auto(request: ChatRequest, tokenizer: Tokenizer, *, allows_auto: bool
             "the model's chat template has no place for tools, so the model would not see them; leave out tools, force "
             "a call with tool_choice, or use a model that was trained to call tools",
         )
+
+
+def _answer_schema(request: ChatRequest, parser: ToolParser) -> Mapping[str, Any] | None:
+    """The JSON schema of an answer that calls no tool; None: any text."""
+    form = read_response_format(request.response_format)
+    if form is None:
+        return None
+    if isinstance(parser, GptOssParser):
+        raise bad_request("response_format cannot be given with tools for gpt-oss models; leave one out", "tools")
+    schema: Mapping[str, Any] = msgspec.json.decode(form.source)
+    return schema
 
 
 def template_of(tokenizer: Tokenizer) -> str | None:

@@ -18,6 +18,7 @@ class Layout:
     replicas: int = 1
     tensor: int = 1
     pipeline: int = 1
+    whole_experts: bool = False  # tensor ranks divide the experts, not the matrices of each
 
     @property
     def num_gpus(self) -> int:
@@ -29,7 +30,7 @@ class Layout:
         if self.replicas > 1:
             parts.append(f"{self.replicas} replicas")
         if self.tensor > 1:
-            parts.append(f"tensor parallel {self.tensor}")
+            parts.append(f"tensor parallel {self.tensor}{' with whole experts' if self.whole_experts else ''}")
         if self.pipeline > 1:
             parts.append(f"pipeline parallel {self.pipeline}")
         return " x ".join(parts) or "one GPU"
@@ -37,7 +38,8 @@ class Layout:
     @property
     def short(self) -> str:
         """For narrow tables: "2 x TP4 PP2"."""
-        sizes = [f"TP{self.tensor}"] * (self.tensor > 1) + [f"PP{self.pipeline}"] * (self.pipeline > 1)
+        sizes = [f"TP{self.tensor}"] * (self.tensor > 1) + ["EP"] * self.whole_experts
+        sizes += [f"PP{self.pipeline}"] * (self.pipeline > 1)
         return f"{self.replicas} x {' '.join(sizes) or '1 GPU'}" if self.replicas > 1 else " ".join(sizes) or "1 GPU"
 
 
@@ -50,15 +52,18 @@ def layouts(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> list[Layout]
 
 
 def _possible(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> Iterator[Layout]:
-    total = settings.num_gpus
+    total, whole_experts = settings.num_gpus, settings.enable_expert_parallel
     for tensor in _divisors(total):
+        if whole_experts and not has_experts_for(shape, tensor):
+            continue
         for pipeline in _divisors(total // tensor):
             is_wanted = settings.tensor_parallel_size in (None, tensor)
             is_wanted &= settings.pipeline_parallel_size in (None, pipeline)
             is_possible = divides(shape, tensor) and tensor <= gpu.gpus_per_node and pipeline <= shape.num_layers
+            is_possible &= not shape.state_bytes or tensor * pipeline == 1  # recurrent states are not divided yet
             is_usual = settings.pipeline_parallel_size is not None or _has_use_for(pipeline, tensor, shape, gpu)
             if is_wanted and is_possible and is_usual:
-                yield Layout(total // (tensor * pipeline), tensor, pipeline)
+                yield Layout(total // (tensor * pipeline), tensor, pipeline, whole_experts)
 
 
 def _has_use_for(pipeline: int, tensor: int, shape: ModelShape, gpu: Gpu) -> bool:
@@ -72,6 +77,11 @@ def divides(shape: ModelShape, tensor: int) -> bool:
     """Whether heads can be divided: query heads evenly, key-value heads evenly or each copied evenly."""
     kv = shape.num_kv_heads
     return shape.num_heads % tensor == 0 and (kv % tensor == 0 or tensor % kv == 0)
+
+
+def has_experts_for(shape: ModelShape, tensor: int) -> bool:
+    """Whether the experts of a layer can be divided over so many ranks, as a whole."""
+    return shape.experts is not None and 1 < tensor <= shape.experts.num_experts
 
 
 def reason(chosen: Layout, shape: ModelShape, gpu: Gpu, *, min_gpus: int, is_forced: bool) -> str:
@@ -99,6 +109,17 @@ def reason(chosen: Layout, shape: ModelShape, gpu: Gpu, *, min_gpus: int, is_for
 
 
 def _no_layout(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> str:
+    if shape.state_bytes:
+        return (
+            f"{shape.name} has layers with a recurrent state, which are not divided over ranks yet; leave "
+            "tensor_parallel_size and pipeline_parallel_size at 1"
+        )
+    if settings.enable_expert_parallel:
+        num_experts = 0 if shape.experts is None else shape.experts.num_experts
+        return (
+            f"no layout of {settings.num_gpus} GPUs with enable_expert_parallel: it divides the experts of a layer "
+            f"({num_experts}) over 2 or more tensor-parallel GPUs of a node; leave it out, or raise the number of GPUs"
+        )
     sizes = ", ".join(str(n) for n in range(1, gpu.gpus_per_node + 1) if divides(shape, n))
     return (
         f"no layout of {settings.num_gpus} GPUs: {shape.num_heads} query and {shape.num_kv_heads} key-value heads "

@@ -179,7 +179,7 @@ def _predict(
         key = (layout.replicas, limits)
         if key not in cache:
             cache[key] = simulate(share, limits)
-        machine = Machine(gpu, constants_of(gpu), layout.tensor, layout.pipeline)
+        machine = Machine(gpu, constants_of(gpu), layout.tensor, layout.pipeline, layout.whole_experts)
         speed = _of_all_replicas(speed_of(shape, precision, machine, share, limits, steps=cache[key]), layout.replicas)
     max_running = 0 if speed is None else speed.max_running
     return Prediction(
@@ -201,9 +201,10 @@ def _predict(
 def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None:
     memory = found.memory
     if not memory.fits:
-        parts = memory.weights + memory.activations + memory.runtime
+        parts = memory.weights + memory.activations + memory.runtime + memory.states
         return (
-            f"weights of {gib(memory.weights)}, steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
+            f"weights of {gib(memory.weights)}, {f'states of {gib(memory.states)}, ' if memory.states else ''}"
+            f"steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
             f"CUDA graphs take {gib(parts)} of the {gib(memory.allowed)} that may be used; {gib(memory.shortfall)} "
             "are missing"
         )
@@ -241,7 +242,7 @@ def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout) ->
 def _note_on_several_gpus(layout: Layout) -> str:
     if layout.tensor * layout.pipeline == 1:
         return f"{layout.replicas} replicas are {layout.replicas} engines: start one per GPU and divide the requests"
-    return "Headrace runs a model on one GPU today: tensor and pipeline parallelism are predicted, not available"
+    return f"{layout.label}: the speed of several GPUs is predicted, and has not been measured"
 
 
 def _share(workload: Workload, replicas: int) -> Workload:

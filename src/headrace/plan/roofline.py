@@ -7,8 +7,10 @@
     network     all-reduces of tensor parallelism
     host        what the host adds: launching prompts kernel by kernel, requests
 
-Tensor parallelism divides weights, FLOPs and cache reads by the number of GPUs. In a pipeline of p stages each stage
-works on its own p-th of the batch: a step of all of them takes as long as a whole model takes for a p-th of the batch.
+Tensor parallelism divides weights, FLOPs and cache reads by the number of GPUs. With whole experts on each GPU, the one
+whose experts are chosen most often decides (`imbalance`); that slices of an expert make narrow GEMMs is not modelled.
+In a pipeline of p stages each stage works on its own p-th of the batch: a step of all of them takes as long as a whole
+model takes for a p-th of the batch.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Machine:
     constants: Constants
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    whole_experts: bool = False  # tensor ranks divide the experts, not the matrices of each
 
     @property
     def num_gpus(self) -> int:
@@ -87,15 +90,24 @@ def experts_hit(tokens: FloatArray, num_experts: int, num_chosen: int) -> FloatA
     return np.asarray(1.0 - (1.0 - num_chosen / num_experts) ** tokens)
 
 
+def imbalance(count: FloatArray, num_ranks: int) -> FloatArray:
+    """How much more than its share the fullest of so many ranks has, if `count` things are spread at random: the usual
+    estimate of the largest of several normal variables. The other ranks wait for it."""
+    more = np.sqrt(2.0 * np.log(num_ranks) * (num_ranks - 1) / np.maximum(count, 1.0))
+    return np.asarray(np.minimum(1.0 + more, num_ranks))
+
+
 def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
     moe = shape.experts
     read = np.full(len(tokens), shape.linear_params * precision.linear_bytes)
     flops = 2.0 * shape.linear_params * tokens
     if moe is not None:
         hit = experts_hit(tokens, moe.num_experts, moe.num_chosen)
-        read = read + shape.expert_params * precision.linear_bytes * hit
+        num_ranks = machine.tensor_parallel if machine.whole_experts else 1
+        read = read + shape.expert_params * precision.linear_bytes * hit * imbalance(hit * moe.num_experts, num_ranks)
         # Counted as more work at the rate of dense GEMMs.
         chosen = 2.0 * moe.num_layers * moe.num_chosen * moe.params_each * tokens
+        chosen = chosen * imbalance(tokens * moe.num_chosen, num_ranks)
         flops = flops + chosen / machine.constants.mixture_gemm
     constants = machine.constants
     share = constants.weight_reads_fp8 if precision.weights in ("fp8", "int8") else constants.weight_reads
@@ -139,6 +151,8 @@ def _cache(steps: Steps, shape: ModelShape, precision: Precision, machine: Machi
     # Heads that do not divide are copied: a GPU then holds and reads at least one key-value head.
     split = min(machine.tensor_parallel, shape.num_kv_heads)
     seconds = read / (machine.gpu.bandwidth * machine.constants.cache_reads) / split
+    # A decode step reads and writes the whole recurrent state of each sequence.
+    seconds = seconds + 2.0 * steps.decode_seqs * shape.state_bytes / machine.gpu.bandwidth
     fixed = steps.decode_seqs * shape.num_layers * machine.constants.seq_layer_seconds / machine.tensor_parallel
     return np.asarray(seconds + fixed)
 

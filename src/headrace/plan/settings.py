@@ -25,6 +25,7 @@ class PlanSettings:
     num_gpus: int = 1
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
+    enable_expert_parallel: bool = False
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None

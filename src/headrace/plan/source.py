@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models.encoder_config import encoder_of_config
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE, find_entry
 from headrace.plan.shape import ModelShape, shape_of_mla, shape_of_spec
@@ -27,6 +28,8 @@ def find_shape(model: str) -> ModelShape:
 
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes, also if the engine does not run its architecture."""
+    if encoder_of_config(config) is not None:
+        raise UnsupportedModelError(f"{name} is an encoder: plans are for models that generate text")
     whole, config = config, dict(config.get("text_config") or config)
     try:
         return shape_of_spec(name, spec_from_config(whole))

@@ -52,7 +52,10 @@ OWN_KERNELS: dict[str, Part] = {
     "_prefill": "prefill_attention",
     "_decode": "decode_attention",
     "_shared": "decode_attention",
+    "_latent_prefill": "prefill_attention",
+    "_latent_decode": "decode_attention",
     "_rope_and_store": "cache",
+    "_rope_and_store_latent": "cache",
     "_gather_context": "cache",
     "_norm": "elementwise",
     "_gate": "elementwise",
@@ -61,6 +64,14 @@ OWN_KERNELS: dict[str, Part] = {
     "_soft_cap": "elementwise",
     "_choose_experts": "elementwise",
     "_sort": "elementwise",  # routes by expert
+    "_gated_norm": "elementwise",
+    "_decode_conv": "elementwise",
+    "_prefill_conv": "elementwise",
+    "_conv_state": "elementwise",
+    "_decode_scan": "other",  # recurrent states
+    "_chunk_scan": "other",
+    "_decode_delta": "other",
+    "_chunk_delta": "other",
     "_weigh": "sampling",
     "_choose": "sampling",
     "_plan": "sampling",
@@ -101,10 +112,14 @@ _KERNELS: tuple[tuple[str, Part], ...] = (
 _OPERATIONS: dict[str, Part] = {
     "paged_attention.decode": "decode_attention",
     "paged_attention.prefill": "prefill_attention",
+    "latent_attention.decode": "decode_attention",
+    "latent_attention.prefill": "prefill_attention",
     "rope_and_store": "cache",
+    "rope_and_store_latent": "cache",
     "copy_blocks": "cache",
     "apply_bitmask": "sampling",
     "route": "elementwise",
+    "causal_conv": "elementwise",
     "embed": "inputs",
 }
 _ELEMENTWISE = re.compile(r"norm|silu|gelu|soft_cap")

@@ -65,5 +65,5 @@ class FakeRunner:
 
 def _read_out(chunk: ReadoutChunk) -> ReadoutResult:
     """Each hidden state is [1]; the log-probability of a token is its negative id."""
-    values = np.array([chunk.num_tokens]) if chunk.targets is None else -chunk.targets
+    values = np.array([chunk.num_tokens / chunk.num_pooled]) if chunk.targets is None else -chunk.targets
     return ReadoutResult(chunk.slot, chunk.is_last, values.astype(np.float32))

@@ -13,8 +13,10 @@ from headrace.models.decoder import Decoder
 from headrace.sampling.columns import sent
 from headrace.sampling.logprobs import Scores, scores
 from headrace.steps import IntArray, SlotEntry, StepPromptLogprobs
+from headrace.types import ALL_LOGPROBS
 
 _NOT_ASKED = -1
+_WHOLE = 2**31 - 1  # more than any vocabulary has
 _LOGITS_AT_ONCE = 1 << 23  # about 100 MB as float32 with their log-probabilities
 
 
@@ -67,7 +69,7 @@ class PromptLogprobsSlots:
 
     def enter(self, entry: SlotEntry) -> None:
         asked = entry.num_prompt_logprobs
-        self._num_top[entry.slot] = _NOT_ASKED if asked is None else asked
+        self._num_top[entry.slot] = _NOT_ASKED if asked is None else _WHOLE if asked == ALL_LOGPROBS else asked
         self._prompt_lens[entry.slot] = entry.prompt_len
 
     def spans(self, slots: IntArray, num_tokens: IntArray, positions: IntArray) -> tuple[PromptSpan, ...]:

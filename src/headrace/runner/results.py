@@ -15,12 +15,14 @@ T = TypeVar("T")
 
 
 def to_pinned(tensors: T) -> T:
-    """Start copying a dataclass of tensors to pinned memory. The copy is complete once the step is done, so reading it
-    does not wait for later steps."""
+    """Start copying a dataclass of tensors, or None, to pinned memory. The copy is complete once the step is done, so
+    reading it does not wait for later steps."""
     return type(tensors)(*(_to_pinned(getattr(tensors, field.name)) for field in fields(tensors)))  # type: ignore[arg-type]
 
 
-def _to_pinned(tensor: Tensor) -> Tensor:
+def _to_pinned(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
@@ -31,4 +33,5 @@ def step_logprobs(asked: SampledLogprobs) -> StepLogprobs:
         ranks=asked.ranks.cpu().numpy(),
         top_ids=asked.top_ids.cpu().numpy(),
         top_values=asked.top_values.float().cpu().numpy(),
+        named_values=None if asked.named_values is None else asked.named_values.cpu().numpy(),
     )

@@ -63,6 +63,12 @@ def compute_with_prompt_outputs(
         if readouts is None
         else PendingReadouts(
             readouts,
-            compute_readouts(decoder, others, sent(readouts.pooled_lens, device), sent(readouts.targets, device)),
+            compute_readouts(
+                decoder,
+                others,
+                sent(readouts.pooled_lens, device),
+                sent(readouts.shares, device),
+                sent(readouts.targets, device),
+            ),
         ),
     )

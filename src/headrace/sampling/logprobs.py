@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from headrace.sampling.feature import Batch, Column, SequenceSettings
+from headrace.types import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class SampledLogprobs:
     ranks: Tensor  # [Q] int64, of the sampled token; 1 is the likeliest
     top_ids: Tensor  # [Q, n] int64, likeliest first; n is the most that any row asked for
     top_values: Tensor  # [Q, n] float32
+    named_values: Tensor | None  # [Q, m] float32, of the tokens that a row named; None: no row did
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Scores:
 
 def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
     """Returns the log-probabilities of tokens [Q] under logits [Q, V]."""
-    if logits.is_cuda:
+    if logits.is_cuda and num_top <= MAX_LOGPROBS:  # the kernel finds them one by one
         from headrace.kernels.gpu.scores import scores as scores_on_gpu
 
         return Scores(*scores_on_gpu(logits, tokens, num_top=num_top))
@@ -53,20 +56,35 @@ def reference_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
 
 
 class Logprobs:
-    params = ("logprobs",)
-    columns = (Column("num_logprobs", np.int64, 0),)
+    params = ("logprobs", "logprob_token_ids")
+    columns = (
+        Column("num_logprobs", np.int64, 0),
+        Column("logprob_token_ids", np.int64, 0, width=MAX_LOGPROB_TOKEN_IDS, is_rare=True),
+    )
 
     def is_used(self, sequence: SequenceSettings) -> bool:
         return sequence.params.uses_logprobs
 
-    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
-        return {"num_logprobs": sequence.params.logprobs or 0}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, Any]:
+        params = sequence.params
+        if params.logprob_token_ids is not None:
+            named = np.zeros(MAX_LOGPROB_TOKEN_IDS, np.int64)
+            named[: len(params.logprob_token_ids)] = params.logprob_token_ids
+            return {"num_logprobs": 0, "logprob_token_ids": named}
+        return {"num_logprobs": sequence.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs or 0}
 
     def capture(self, batch: Batch, rows: Tensor, *, is_changed: bool) -> Tensor:
         """Returns the logits of these rows, [Q, V], before anything changes them. A copy, unless none will change."""
         return batch.logits if len(rows) == len(batch.slots) and not is_changed else batch.logits[rows]
 
-    def collect(self, captured: Tensor, slots: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
-        """Computes the log-probabilities after sampling. `slots` and `tokens` belong to the captured rows, [Q]."""
+    def collect(
+        self, captured: Tensor, slots: Tensor, tokens: Tensor, *, num_top: int, named: Tensor | None = None
+    ) -> SampledLogprobs:
+        """Computes the log-probabilities after sampling. `slots` and `tokens` belong to the captured rows, [Q]; `named`
+        [num_slots, m] are the tokens that slots have named."""
         found = scores(captured, tokens, num_top=num_top)
-        return SampledLogprobs(slots, found.chosen, found.ranks, found.top_ids, found.top_values)
+        values = None
+        if named is not None:  # a logit less the logarithm of the sum, which the sampled token's two values give
+            norms = captured.gather(1, tokens[:, None]).float() - found.chosen[:, None]
+            values = captured.gather(1, named[slots]).float() - norms
+        return SampledLogprobs(slots, found.chosen, found.ranks, found.top_ids, found.top_values, values)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.slots import SlotTable
-from headrace.steps import BoolArray, StepPromptLogprobs, StepResult
-from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
+from headrace.steps import BoolArray, StepLogprobs, StepPromptLogprobs, StepResult
+from headrace.types import ALL_LOGPROBS, FinishReason, SamplingParams, SequenceEvent, TokenIds, TokenLogprobs
 
 Values = npt.NDArray[np.float64]
 
@@ -29,27 +31,19 @@ class EventWriter:
         """Keep the log-probabilities of slots that asked for them, until their next event."""
         entries = result.logprobs
         assert entries is not None
-        token_of = dict(zip(result.slots[is_own].tolist(), result.tokens[is_own].tolist(), strict=True))
+        tokens_of = _tokens_by_slot(result, is_own)
         for position, slot in enumerate(entries.slots.tolist()):
             sequence = self._slots.sequences[slot]
-            if slot not in token_of or sequence is None or sequence.logprobs is None:
+            if slot not in tokens_of or sequence is None or sequence.logprobs is None:
                 continue
-            num_top = sequence.request.params.logprobs or 0
-            sequence.logprobs.append(
-                TokenLogprobs(
-                    token_id=token_of[slot],
-                    logprob=float(entries.chosen[position]),
-                    rank=int(entries.ranks[position]),
-                    top_token_ids=tuple(entries.top_ids[position, :num_top].tolist()),
-                    top_logprobs=tuple(entries.top_values[position, :num_top].tolist()),
-                )
-            )
+            params = sequence.request.params
+            sequence.logprobs.append(_entry(entries, position, next(tokens_of[slot]), params))
 
     def take_prompt_logprobs(self, chunk: StepPromptLogprobs) -> None:
         sequence = self._slots.sequences[chunk.slot]
         assert sequence is not None and sequence.prompt_logprobs is not None
         assert len(sequence.prompt_logprobs) == chunk.start, "a chunk of a prompt is missing"
-        num_top = sequence.request.params.prompt_logprobs or 0
+        num_top = _num_top(sequence.request.params.prompt_logprobs)
         tokens = sequence.request.prompt_token_ids[chunk.start :]
         for position in range(len(chunk.chosen)):
             sequence.prompt_logprobs.append(
@@ -99,6 +93,35 @@ class EventWriter:
         return sequence.token_ids[sequence.prompt_len :]
 
 
+def _tokens_by_slot(result: StepResult, is_own: BoolArray) -> dict[int, Iterator[int]]:
+    """The tokens of each slot whose owner planned the step, in their order."""
+    slots = result.slots[is_own].tolist()
+    if result.num_sampled is None:
+        return {slot: iter((token,)) for slot, token in zip(slots, result.tokens[is_own].tolist(), strict=True)}
+    tokens = np.split(result.tokens, np.cumsum(result.num_sampled)[:-1])
+    owned = [each.tolist() for each, is_one in zip(tokens, is_own, strict=True) if is_one]
+    return {slot: iter(each) for slot, each in zip(slots, owned, strict=True)}
+
+
+def _num_top(asked: int | None) -> int | None:
+    """How many of the likeliest tokens an entry has; None: all of a result, which then has the whole vocabulary."""
+    return None if asked == ALL_LOGPROBS else asked or 0
+
+
+def _entry(entries: StepLogprobs, position: int, token: int, params: SamplingParams) -> TokenLogprobs:
+    chosen, named = float(entries.chosen[position]), params.logprob_token_ids
+    if named is None:
+        num_top = _num_top(params.logprobs)
+        token_ids = entries.top_ids[position, :num_top].tolist()
+        values = entries.top_values[position, :num_top].tolist()
+    else:  # the tokens that the request named, and the sampled one
+        assert entries.named_values is not None
+        token_ids, values = list(named), entries.named_values[position, : len(named)].tolist()
+        if token not in named:
+            token_ids, values = [token, *token_ids], [chosen, *values]
+    return TokenLogprobs(token, chosen, int(entries.ranks[position]), tuple(token_ids), tuple(values))
+
+
 def _readout(sequence: Sequence) -> Values | None:
     """Combine the readout results of a sequence's steps."""
     readout = sequence.request.readout
@@ -107,6 +130,5 @@ def _readout(sequence: Sequence) -> Values | None:
     values = [readout_result.values for readout_result in sequence.readout_results]
     if readout.targets is not None:
         return np.concatenate(values, dtype=np.float64)
-    num_tokens = sequence.prompt_len - readout.first_position(sequence.prompt_len)
-    total: Values = np.sum(values, axis=0, dtype=np.float64)
-    return total / num_tokens
+    mean: Values = np.sum(values, axis=0, dtype=np.float64)
+    return mean

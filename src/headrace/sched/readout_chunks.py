@@ -11,9 +11,16 @@ def readout_chunk(sequence: Sequence, start: int, num_tokens: int) -> ReadoutChu
     readout, prompt_len = sequence.request.readout, sequence.prompt_len
     if readout is None:
         return None
-    first_position, end = readout.first_position(prompt_len), start + num_tokens
-    first = max(start, first_position)
+    first_position, end_position = readout.first_position(prompt_len), readout.end_position(prompt_len)
+    first, end = max(start, first_position), min(start + num_tokens, end_position)
     if first >= end:
         return None
     targets = None if readout.targets is None else readout.targets[first - first_position : end - first_position]
-    return ReadoutChunk(sequence.slot, first - start, end - first, targets, is_last=end == prompt_len)
+    return ReadoutChunk(
+        sequence.slot,
+        first - start,
+        end - first,
+        targets,
+        is_last=start + num_tokens == prompt_len,
+        num_pooled=end_position - first_position,
+    )

@@ -68,12 +68,15 @@ class ServerOptions:
     read_timeout_s: float = setting(30.0, "maximum time for a client to send its request")
     write_timeout_s: float = setting(30.0, "disconnect a client that reads nothing for this long")
     max_n: int = setting(MAX_N, "maximum n of a request")
-    max_logprobs: int = setting(20, "maximum number of log-probabilities per token")
+    max_logprobs: int = setting(20, "maximum number of log-probabilities per token; -1: the whole vocabulary")
 
     max_stored_responses: int = setting(
         10_000, "maximum number of responses kept in memory for previous_response_id; 0: none are stored"
     )
     max_stored_response_bytes: int = setting(256 * 2**20, "maximum size of all stored responses")
+    response_dir: str | None = setting(
+        None, "directory in which stored responses survive a restart; default: none, they are in memory only"
+    )
 
     # Triton-style dynamic batching
     max_queue_delay_us: int = setting(0, "batching delay: maximum wait for more requests to form a batch; 0: none")
@@ -99,6 +102,9 @@ class ServerOptions:
     shutdown_timeout_s: float = setting(30.0, "time for running requests to finish after SIGTERM")
     enable_request_id_headers: bool = setting(True, "return the request id in X-Request-Id")
     enable_force_include_usage: bool = setting(False, "send the usage at the end of every stream, asked for or not")
+    return_tokens_as_token_ids: bool = setting(
+        False, "name tokens in log-probabilities by their ids, as token_id:42, unless a request says otherwise"
+    )
     enable_log_requests: bool = setting(False, "log each request (never its text)")
     log_format: LogFormat = setting("text", "format of the log: text, or json for one object per line")
     otlp_traces_endpoint: str | None = setting(
@@ -111,6 +117,9 @@ class ServerOptions:
     )
     profiler_dir: str | None = setting(
         None, "directory for profiles; turns on /start_profile and /stop_profile; default: none, they are refused"
+    )
+    enable_sleep_mode: bool = setting(
+        False, "turn on /sleep and /wake_up, which free the memory of the engine and load it again"
     )
     step_timeout_s: float = setting(120.0, "restart an engine whose step takes longer than this")
     max_engine_restarts: int = setting(5, "maximum number of engine restarts within ten minutes")
@@ -243,10 +252,11 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         "an integer of at least 1",
     ),
     (
-        ("max_queue_delay_us", "queue_timeout_us", "max_engine_restarts", "max_logprobs", "max_stored_responses"),
+        ("max_queue_delay_us", "queue_timeout_us", "max_engine_restarts", "max_stored_responses"),
         _integer(0),
         "an integer of at least 0",
     ),
+    (("max_logprobs",), _integer(-1), "an integer of at least -1"),
     (("request_timeout_s", "read_timeout_s", "write_timeout_s", "step_timeout_s"), _seconds, "a number above 0"),
     (
         ("shutdown_timeout_s", "sse_keep_alive_interval_s"),

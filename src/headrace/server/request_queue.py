@@ -305,5 +305,6 @@ class DrainRate:
 _NOT_READY = {
     "starting": "the model is being loaded; try again soon",
     "draining": "the server is shutting down; try another one, or again later",
+    "asleep": "the engine is asleep; POST /wake_up wakes it",
     "engine_dead": "the engine has stopped and is being restarted; try again soon",
 }

@@ -1,12 +1,14 @@
-"""Responses that are stored between requests, in memory: for `previous_response_id`, and to be read again.
+"""Responses that are stored between requests: for `previous_response_id`, and to be read again.
 
 Each belongs to the key that asked for it; for any other key it does not exist. When a limit is reached, the key that
-stores the most bytes loses those that it has not used for the longest time.
+stores the most bytes loses those that it has not used for the longest time. All are in memory; with an archive they
+are on the disk too, from where the next server has them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,16 +51,27 @@ class StoredResponse:
         return [*self.items, *self.output]
 
 
+class Archive(Protocol):
+    """Where responses survive the server. Calls return at once; what was written last is there at last."""
+
+    def read(self) -> Iterable[StoredResponse]: ...
+    def write(self, stored: StoredResponse) -> None: ...
+    def remove(self, owner: str, id: str) -> None: ...
+
+
 class ResponseStore:
     """Used on the event loop only."""
 
-    def __init__(self, *, max_responses: int, max_bytes: int) -> None:
+    def __init__(self, *, max_responses: int, max_bytes: int, archive: Archive | None = None) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._owners: dict[str, OrderedDict[str, StoredResponse]] = {}  # each in the order of their last use
         self._bytes: dict[str, int] = {}  # of each owner
         self._items: dict[tuple[str, str], Item] = {}  # of outputs, by owner and id
         self.num_responses = 0
+        self._archive: Archive | None = None
+        if archive is not None:
+            self._restore(archive)
 
     @property
     def is_on(self) -> bool:
@@ -75,6 +88,7 @@ class ResponseStore:
         self._bytes[stored.owner] = self._bytes.get(stored.owner, 0) + stored.num_bytes
         self.num_responses += 1
         self._index(stored)
+        self._write(stored)
         self._drop_oldest()
 
     def change(self, stored: StoredResponse, response: dict[str, Any], *, num_bytes: int = 0) -> None:
@@ -85,6 +99,7 @@ class ResponseStore:
             stored.num_bytes += num_bytes
             self._bytes[stored.owner] += num_bytes
             self._index(stored)
+            self._write(stored)
             self._drop_oldest()
 
     def find(self, owner: str, id: str) -> StoredResponse | None:
@@ -101,6 +116,21 @@ class ResponseStore:
     def delete(self, owner: str, id: str) -> bool:
         return self._remove(owner, id)
 
+    def _restore(self, archive: Archive) -> None:
+        """Take in what the archive has, within the limits of now."""
+        found = list(archive.read())
+        for stored in found:
+            self.add(stored)
+        self._archive = archive
+        for stored in found:
+            if self.find(stored.owner, stored.id) is None:
+                archive.remove(stored.owner, stored.id)
+
+    def _write(self, stored: StoredResponse) -> None:
+        """One that is still generated ends with its server, so it is not written."""
+        if self._archive is not None and stored.status not in UNFINISHED:
+            self._archive.write(stored)
+
     def _index(self, stored: StoredResponse) -> None:
         for item in stored.output:
             self._items[stored.owner, item["id"]] = item
@@ -116,6 +146,8 @@ class ResponseStore:
             self._items.pop((owner, item["id"]), None)
         if not of_owner:
             del self._owners[owner], self._bytes[owner]
+        if self._archive is not None:
+            self._archive.remove(owner, id)
         return True
 
     def _drop_oldest(self) -> None:

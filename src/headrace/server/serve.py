@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -45,6 +46,7 @@ from headrace.server.http.routes import Router
 from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
+from headrace.server.response_archive import ResponseArchive
 from headrace.server.self_monitor import SelfMonitor
 from headrace.server.services import Traces
 from headrace.server.state import ServerState
@@ -73,14 +75,19 @@ def serve(
     print_warnings(options, keys, print_line)
     config = with_priorities(config, options)
     store = open_store(options)
+    archive = None if options.response_dir is None else ResponseArchive(Path(options.response_dir))
     with open_listener(options) as listener:
         with StartupDisplay(print_line, terminal=terminal) as display:
             engine = _start(config, options, display)
         try:
-            return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces, store))
+            return run_on_uvloop(
+                _run(engine, config, options, keys, listener, print_line, on_ready, traces, store, archive)
+            )
         finally:
             if traces is not None:
                 traces.close()
+            if archive is not None:
+                archive.close()
 
 
 def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:
@@ -110,6 +117,7 @@ async def _run(
     on_ready: OnReady | None,
     traces: RequestTraces | None = None,
     store: BatchStore | None = None,
+    archive: ResponseArchive | None = None,
 ) -> int:
     try:
         server = Server(
@@ -121,6 +129,7 @@ async def _run(
             gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
             traces=traces,
             store=store,
+            archive=archive,
             print_line=print_line,
         )
         server.print_settings()
@@ -150,6 +159,7 @@ class Server:
         gpu: Gpu | None = None,
         traces: Traces | None = None,
         store: BatchStore | None = None,
+        archive: ResponseArchive | None = None,
         load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -185,6 +195,7 @@ class Server:
             config=config,
             traces=traces,
             gpus=self.gpus,
+            response_archive=archive,
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,

@@ -20,7 +20,7 @@ from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
 from headrace.server.batch.service import BatchService
 from headrace.server.options import ServerOptions
-from headrace.server.response_store import ResponseStore
+from headrace.server.response_store import Archive, ResponseStore
 from headrace.types import Request
 
 
@@ -51,6 +51,7 @@ class Metrics(Protocol):
     def first_token(self, seconds: float, *, engine: int = 0) -> None: ...
     def answered(self, handler: str, method: str, status: int) -> None: ...
     def restarted(self, *, engine: int = 0) -> None: ...
+    def sleeping(self, level: int) -> None: ...
     def oldest_wait(self, seconds: float) -> None: ...
     def queue_usage(self, share: float | None) -> None: ...
     def batches(self, by_status: Mapping[str, int], *, num_answered: int, num_failed: int) -> None: ...
@@ -126,14 +127,18 @@ class Services:
     traces: Traces | None = None  # None: requests are not traced
     gpus: GpuMonitor | None = None
     batches: BatchService | None = None  # None: the Batch API is off
+    response_archive: Archive | None = None  # None: stored responses end with the server
     responses: ResponseStore = field(init=False)  # those of /v1/responses
     background: set[asyncio.Task[None]] = field(default_factory=set)  # responses that are generated without a client
+    asleep: set[str] = field(default_factory=set)  # the parts of the engine that sleep, by vLLM's tags
     instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
 
     def __post_init__(self) -> None:
         options = self.options
         self.responses = ResponseStore(
-            max_responses=options.max_stored_responses, max_bytes=options.max_stored_response_bytes
+            max_responses=options.max_stored_responses,
+            max_bytes=options.max_stored_response_bytes,
+            archive=self.response_archive,
         )
 
     @property

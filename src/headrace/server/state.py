@@ -1,15 +1,16 @@
-"""The phase of a server: starting, ready, draining or dead."""
+"""The phase of a server: starting, ready, asleep, draining or dead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-Phase = Literal["starting", "ready", "draining", "dead"]
+Phase = Literal["starting", "ready", "asleep", "draining", "dead"]
 
 
 class ServerState:
-    """`starting` until `ready` is called; `draining` after `drain`, for good; `dead` while there is no engine.
+    """`starting` until `ready` is called; `draining` after `drain`, for good; `dead` while there is no engine, `asleep`
+    while it was put to sleep.
 
     `engine_phase` is called each time, since the engine may die and be restarted at any moment.
     """
@@ -21,10 +22,13 @@ class ServerState:
 
     @property
     def phase(self) -> Phase:
-        if self._is_started and self._engine_phase() in ("restarting", "dead"):
+        engine = self._engine_phase()
+        if self._is_started and engine in ("restarting", "dead"):
             return "dead"
         if self._is_draining:
             return "draining"
+        if self._is_started and engine == "asleep":
+            return "asleep"
         return "ready" if self._is_started else "starting"
 
     @property

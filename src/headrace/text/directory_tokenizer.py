@@ -22,6 +22,8 @@ from headrace.text.tokenizer import Tokenizer, mark_special, wrap_prompts
 # Files that transformers can convert to a fast tokenizer. Without one of these it would silently build an empty one.
 _VOCABULARY_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
 
+_TYPES = "token_type_ids"  # among the inputs that a tokenizer gives a model
+
 _WAY_OUT = "pip install 'headrace[tokenizers]', or name a directory with a tokenizer.json with --tokenizer"
 
 
@@ -42,6 +44,7 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         backend,
         special_tokens=special_tokens,
         chat_template=ChatTemplate(templates, special_tokens) if templates else None,
+        has_token_types=_TYPES in settings.get("model_input_names", (_TYPES,)),
     )
 
 

@@ -87,6 +87,8 @@ SPLITTINGS = {
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
     "llama4": _LLAMA4,
+    "gpt-4o": Splitting(_LLAMA4.pattern),
+    "seed-coder": Splitting(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
 }
 
 

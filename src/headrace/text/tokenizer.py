@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
@@ -22,6 +22,11 @@ from headrace.text.template import ChatTemplate
 Ids = Sequence[int] | npt.NDArray[np.integer]
 
 _MAX_TOKEN_ID = 2**32 - 1
+
+
+class PairIds(NamedTuple):
+    token_ids: list[int]
+    second_start: int | None  # the first token of type 1; None: the tokenizer gives all the same type
 
 
 class Tokenizer:
@@ -35,12 +40,14 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] = (),
+        has_token_types: bool = True,
     ) -> None:
         """`special_tokens` maps 'bos_token', 'eos_token' and the like to their text. `eos_token_ids`: further end
-        tokens."""
+        tokens. `has_token_types`: the model is told the two texts of a pair apart, where the tokenizer does."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.has_token_types = has_token_types
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self.vocab_size = vocab_size or backend.get_vocab_size(with_added_tokens=True)
@@ -84,6 +91,40 @@ class Tokenizer:
             raise _refused_text(texts) from error
         return [encoding.ids for encoding in encodings]
 
+    def encode_truncated(self, text: str, max_len: int, *, add_special_tokens: bool = True) -> list[int]:
+        """Encodes the start of a text, so that at most `max_len` tokens remain, special tokens included."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        num_special = self._backend.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        encoding.truncate(max(0, max_len - num_special))
+        return self._backend.post_process(encoding, None, add_special_tokens).ids
+
+    def encode_pairs(
+        self, firsts: Sequence[str], seconds: Sequence[str], *, max_len: int | None = None
+    ) -> list[PairIds]:
+        """Encodes pairs of texts as one prompt each, with the special tokens between and around them. One first text
+        is paired with all second ones. With `max_len`, the longer text of a pair is truncated first."""
+        heads, tails = (
+            self._backend.encode_batch(list(texts), add_special_tokens=False) for texts in (firsts, seconds)
+        )
+        num_special = self._backend.num_special_tokens_to_add(is_pair=True)
+        pairs = []
+        for index, tail in enumerate(tails):
+            place = index if len(heads) > 1 else 0
+            encodings = [heads[place], tail]
+            if max_len is not None and sum(len(each.ids) for each in encodings) > max_len - num_special:
+                encodings = self._truncated(firsts[place], seconds[index], max_len - num_special)
+            whole = self._backend.post_process(encodings[0], encodings[1], add_special_tokens=True)
+            has_second = self.has_token_types and 1 in whole.type_ids
+            pairs.append(PairIds(whole.ids, whole.type_ids.index(1) if has_second else None))
+        return pairs
+
+    def _truncated(self, first: str, second: str, room: int) -> list[Encoding]:
+        encodings = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        lens = [len(encoding.ids) for encoding in encodings]
+        for encoding, kept in zip(encodings, _fair_lens(lens, max(0, room)), strict=True):
+            encoding.truncate(kept)
+        return encodings
+
     def decode(self, token_ids: Ids, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(_known_ids(token_ids), skip_special_tokens=skip_special_tokens)
 
@@ -125,6 +166,12 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
+
+
+def _fair_lens(lens: list[int], room: int) -> list[int]:
+    """Returns how much of two texts is kept: the longer one is shortened first, down to the other."""
+    shorter = min(*lens, room // 2)
+    return [shorter, room - shorter] if lens[0] <= lens[1] else [room - shorter, shorter]
 
 
 def wrap_prompts(backend: Backend, *, bos_token: str | None, eos_token: str | None) -> None:

@@ -26,6 +26,10 @@ class Inbox:
     def next(self) -> list[SequenceEvent]:
         return self._queue.get(timeout=MAX_WAIT_S)
 
+    def clear(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
     def until_finished(self, *request_ids: str) -> list[SequenceEvent]:
         """All events until these requests, of one sequence each, have finished."""
         events: list[SequenceEvent] = []

@@ -113,6 +113,39 @@ def test_a_killed_engine_fails_its_requests_and_is_restarted(
         os.kill(first, 0)
 
 
+def test_an_engine_that_sleeps_has_no_process_and_refuses_requests_until_it_is_woken(
+    start: Start, inbox: Inbox, failures: list[str]
+) -> None:
+    supervisor = start()
+    first = supervisor.pid
+    assert first is not None
+    supervisor.submit(make_request("lost", cores.HANG))
+    supervisor.sleep()
+    supervisor.sleep()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert supervisor.phase == "asleep" and "asleep" in failures[-1]
+    with pytest.raises(EngineDeadError, match="asleep") as refused:
+        supervisor.submit(make_request("refused"))
+    assert refused.value.code == "asleep"
+    supervisor.wake_up()
+    assert supervisor.pid != first and supervisor.num_restarts == 0
+    inbox.clear()
+    check_answers(supervisor, inbox)
+
+
+def test_an_engine_that_was_woken_is_supervised_again(start: Start, inbox: Inbox) -> None:
+    supervisor = start()
+    supervisor.sleep()
+    supervisor.wake_up()
+    inbox.clear()
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    assert inbox.next() == []
+    check_answers(supervisor, inbox)
+    assert supervisor.num_restarts == 1
+
+
 def test_the_stages_of_a_restart_are_reported_too(start: Start) -> None:
     stages: list[StartupStage] = []
     supervisor = start(report=stages.append)

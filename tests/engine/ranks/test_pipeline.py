@@ -63,6 +63,10 @@ def test_two_stages_return_log_probabilities_embeddings_and_scores_of_one_proces
         assert_close(ours.prompt_logprobs, theirs.prompt_logprobs)
     ours, theirs = (np.stack([each.embedding for each in llm.embed(PROMPTS)]) for llm in (stages, one))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    ours, theirs = (
+        np.array([each.outputs.logprob for each in llm.score("The ", ["river", "mill"])]) for llm in (stages, one)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_every_stage_has_a_micro_batch(stages: LLM) -> None:
@@ -87,7 +91,7 @@ def test_more_stages_than_layers_are_refused_with_the_numbers(tiny_directory: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.DIVIDED)
 def test_every_family_answers_in_a_pipeline_as_in_one_process(family: str, tmp_path: Path) -> None:
     tiny.save_model(tmp_path, family)
     with running(tmp_path) as llm:

@@ -130,7 +130,7 @@ def rank_pids(llm: LLM) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.DIVIDED)
 def test_every_family_answers_on_several_ranks_as_in_one_process(family: str, size: int, tmp_path: Path) -> None:
     """Six query heads and two KV heads: four ranks have two query heads, or one, and share KV heads."""
     tiny.save_model(tmp_path, family)

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.dist.mesh import Mesh
+from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.ranks import wire
 from headrace.steps import ReadoutChunk, SlotEntry, StepPlan, TableWrites
@@ -110,7 +111,6 @@ def test_the_bits_of_masks_arrive_as_they_were_sent() -> None:
 
 
 def test_a_start_arrives_as_it_was_sent() -> None:
-    start = wire.Start(
-        EngineConfig(tensor_parallel_size=4), fake_settings(tensor_parallel_size=4), Mesh(3, 4), "gloo", "/a", None
-    )
+    config, settings = EngineConfig(tensor_parallel_size=4), fake_settings(tensor_parallel_size=4)
+    start = wire.Start(config, settings, Mesh(3, 4), "gloo", Rendezvous(host="10.0.0.1", port=7, address="b"), None)
     assert wire.decode_command(wire.encode(start)) == start

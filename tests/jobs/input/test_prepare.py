@@ -61,7 +61,7 @@ def test_a_bad_line_does_not_spoil_its_batch(tokenizer: Tokenizer) -> None:
     )
     assert [isinstance(item, BadLine) for item in items] == [False, True, True, False]
     assert isinstance(items[1], BadLine)
-    assert "token id 9999 is outside the vocabulary of 258" in str(items[1].error)
+    assert "token id 9999 is out of vocabulary, which has 258 tokens" in str(items[1].error)
 
 
 def test_an_id_used_twice_is_an_error_that_names_the_first_line(tokenizer: Tokenizer) -> None:

@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from headrace.jobs.preflight.front import Front
 from headrace.jobs.preflight.rate import Rate
 from headrace.jobs.preflight.report import CheckReport, Problem
 from headrace.jobs.spec import JobSpec
+from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
 from tests.jobs.conftest import EOS_TOKEN_ID, VOCAB_SIZE, settings_of
 
@@ -26,7 +28,8 @@ WriteLines = Callable[..., Path]
 @pytest.fixture
 def front(tokenizer: Tokenizer) -> Front:
     checks = RequestChecks(settings_of(EngineConfig()).limits, (EOS_TOKEN_ID,), VOCAB_SIZE)
-    return Front("fake", tokenizer, VOCAB_SIZE, checks)
+    spec = SimpleNamespace(vocab_size=VOCAB_SIZE, hidden_size=8, pooler=None, is_encoder=False)
+    return Front("fake", tokenizer, cast(ModelSpec, spec), checks)
 
 
 def check(source: Path, front: Front, rate: Rate | None = None, **options: Any) -> tuple[CheckReport, list[Problem]]:
@@ -111,7 +114,8 @@ def embed(custom_id: str, **body: Any) -> dict[str, Any]:
 
 
 def test_embeddings_need_tokens_and_disk_but_no_answers(write_lines: WriteLines, front: Front) -> None:
-    front = replace(front, hidden_size=100)
+    spec = SimpleNamespace(vocab_size=VOCAB_SIZE, hidden_size=100, pooler=None, is_encoder=False)
+    front = replace(front, spec=cast(ModelSpec, spec))
     lines = [embed("a", input=["abcd", "ab"]), embed("b", input="abc"), embed("c", input=["a", "x" * 600])]
     report, problems = check(write_lines(*lines), front)
     assert [(problem.line, problem.code) for problem in problems] == [(3, "context_length_exceeded")]

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs
 from headrace.types import BACKGROUND_PRIORITY
-from tests.engine.tiny import FAMILIES, MIXTURES, SHAPE, save_model
+from tests.engine.tiny import FAMILIES, HYBRIDS, MIXTURES, SHAPE, save_model
+from tests.runner.gpu.eight_bits import choices_in_eight_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -39,12 +40,15 @@ def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model.cuda()
 
 
-def shortfalls(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """How far each chosen token's logit lies below the largest, in units of the logits' spread."""
+def shortfalls(
+    model: PreTrainedModel, prompt: list[int], answer: list[int], choices: torch.Tensor | None = None
+) -> torch.Tensor:
+    """How far the logit of each token of the answer, or of each of `choices` in its place, lies below the largest, in
+    units of the logits' spread."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + answer], device="cuda")).logits[0, len(prompt) - 1 : -1].float()
-    chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])[:, 0]
-    return (logits.amax(1) - chosen) / logits.std(1)
+    choices = torch.tensor(answer, device="cuda") if choices is None else choices
+    return (logits.amax(1) - logits.gather(1, choices[:, None])[:, 0]) / logits.std(1)
 
 
 def transformers_answer(model: PreTrainedModel, prompt: list[int]) -> list[int]:
@@ -88,7 +92,7 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
         monkeypatch.setattr(PrefillGraphs, "fitting", lambda *_: None)
         again = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert not prefill_graphs_run
-        assert llm.stats.scheduler.num_prefix_hit_tokens > 0
+        assert (llm.stats.scheduler.num_prefix_hit_tokens > 0) == (family not in HYBRIDS)
     for outputs in (first, again):
         answers = [list(output.outputs[0].token_ids) for output in outputs]
         ours = torch.cat([shortfalls(reference, *pair) for pair in zip(prompts, answers, strict=True)])
@@ -103,18 +107,21 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tmp_path: Path) -> None:
+    """As near as those of transformers with its GEMMs in eight bits, after the same tokens."""
+    in_bf16 = rounded(save_model(tmp_path, family), torch.bfloat16)
     reference = rounded(save_model(tmp_path, family), torch.float32)
     prompts = prompts_with_shared_prefixes()
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
     with LLM(str(tmp_path), dtype="bfloat16", quantization="fp8", **settings) as llm:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-    found = [
-        shortfalls(reference, prompt, list(output.outputs[0].token_ids))
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
-    # A random token lies about 3 below the best. With the inputs of their GEMMs rounded to eight bits, the
-    # choices of transformers lie 0.70 below on average for Mixtral's tiny weights, 0.17 for Qwen3's, 0.29 for Llama's.
-    assert torch.cat(found).mean() < (1.0 if family == "mixtral" else 0.5)
+    ours, theirs = [], []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        answer = list(output.outputs[0].token_ids)
+        choices = choices_in_eight_bits(in_bf16, prompt + answer)[len(prompt) - 1 : -1]
+        ours.append(shortfalls(reference, prompt, answer))
+        theirs.append(shortfalls(reference, prompt, answer, choices))
+    # A random token lies about 3 below the best.
+    assert torch.cat(ours).mean() < 1.3 * torch.cat(theirs).mean() + 0.05
 
 
 def test_background_work_beside_other_requests_chooses_among_the_best(tmp_path: Path) -> None:

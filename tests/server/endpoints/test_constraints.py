@@ -95,7 +95,7 @@ def test_an_invalid_constraint_is_refused(server: Server, more: dict[str, Any], 
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"tools": [WEATHER], "structured_outputs": {"regex": "a"}}, "tools"),
     ],
 )

@@ -202,9 +202,9 @@ def test_a_key_is_needed_and_has_its_own_prefix_cache(tiny_directory: Path) -> N
     salts: list[str | None] = []
 
     class Noting(AsyncEngine):
-        def prepare_embedding(self, *given: Any, **more: Any) -> Any:
+        def prepare_pooling(self, *given: Any, **more: Any) -> Any:
             salts.append(more["cache_salt"])
-            return super().prepare_embedding(*given, **more)
+            return super().prepare_pooling(*given, **more)
 
     async def body(made: Running) -> None:
         assert (await ask(made)).status_code == 401

@@ -17,6 +17,8 @@ from headrace.server.http.routes import Route, Router
 from headrace.server.options import ServerOptions
 from tests.server.serving import FakeMetrics
 
+PUBLIC = {"/", "/docs", "/health", "/ping", "/ready"}
+
 
 class EchoRequest(msgspec.Struct):
     text: str
@@ -82,7 +84,7 @@ def test_the_document_says_whether_a_key_is_needed() -> None:
     with_keys = document(ROUTES, needs_key=True)
     assert with_keys["security"] == [{"key": []}]
     open_routes = [path for path, methods in with_keys["paths"].items() if methods.get("get", {}).get("security") == []]
-    assert sorted(open_routes) == ["/", "/health", "/ready"]
+    assert set(open_routes) == PUBLIC
 
 
 @pytest.mark.parametrize("needs_key", [False, True])
@@ -94,7 +96,7 @@ def test_the_document_names_the_errors_of_a_route(needs_key: bool) -> None:
     assert {"403", "409"} <= paths["/start_profile"]["post"]["responses"].keys()
     for path, methods in paths.items():
         for operation in methods.values():
-            assert ("401" in operation["responses"]) == (needs_key and path not in ("/", "/health", "/ready")), path
+            assert ("401" in operation["responses"]) == (needs_key and path not in PUBLIC), path
 
 
 def test_the_document_has_no_schema_for_streams() -> None:
@@ -120,9 +122,9 @@ def test_the_server_shows_the_document_of_its_own_keys() -> None:
     assert "/admin/info" in both["paths"] and both["security"] == [{"key": []}]
 
 
-def test_only_health_readiness_and_the_empty_page_need_no_key() -> None:
-    assert Router(ROUTES).public_paths == {"/", "/health", "/ready"}
-    assert Router(ADDED).public_paths == {"/", "/health", "/ready", "/v1/echo"}
+def test_only_health_readiness_and_the_empty_pages_need_no_key() -> None:
+    assert Router(ROUTES).public_paths == PUBLIC
+    assert Router(ADDED).public_paths == {*PUBLIC, "/v1/echo"}
 
 
 def test_an_admin_route_outside_the_prefix_of_the_gate_is_a_mistake() -> None:

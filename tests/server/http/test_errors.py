@@ -110,7 +110,6 @@ def test_labels_nulls_and_values_without_effect_are_accepted(server: Server, pat
         ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
         ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": MESSAGES, "logprobs": 3}, "logprobs"),
-        ({"messages": MESSAGES, "echo": True}, "echo"),
         ({"messages": MESSAGES, "functions": [{}]}, "functions"),
         ({"messages": MESSAGES, "modalities": ["audio"]}, "modalities"),
         ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),

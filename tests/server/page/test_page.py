@@ -1,4 +1,4 @@
-"""The files of the dashboard page: all of them are joined, in the package, and match their hashes."""
+"""The files of the pages: all of them are joined, in the package, and match their hashes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from base64 import b64encode
 from fnmatch import fnmatch
 from pathlib import Path
 
-from headrace.server.page import SCRIPTS, dashboard_page
+from headrace.server.page import DOCS_SCRIPTS, SCRIPTS, dashboard_page, docs_page
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "src/headrace/server/page"
 FILES = {path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"}
 
 
-def test_every_file_is_part_of_the_page() -> None:
-    assert {"index.html", "style.css", *SCRIPTS} == FILES
-    page = dashboard_page().body.decode()
-    for name in FILES - {"index.html"}:
-        assert (FOLDER / name).read_text(encoding="utf-8") in page, name
+def test_every_file_is_part_of_a_page() -> None:
+    assert {"index.html", "docs.html", "style.css", *SCRIPTS, *DOCS_SCRIPTS} == FILES
+    for page, scripts in ((dashboard_page(), SCRIPTS), (docs_page(), DOCS_SCRIPTS)):
+        for name in ("style.css", *scripts):
+            assert (FOLDER / name).read_text(encoding="utf-8") in page.body.decode(), name
 
 
 def test_every_file_is_in_the_package() -> None:

@@ -1,7 +1,8 @@
 """Restarts an engine: its process is checked, and a new one starts when it has died or hangs.
 
 starting ─▶ ready ─▶ restarting ─▶ ready ...
-                         └────────▶ dead     after too many restarts in the window
+              │          └────────▶ dead     after too many restarts in the window
+              └────▶ asleep ─▶ ready         its process, with all of its memory, is gone until it is woken
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 from headrace.startup import Report
 from headrace.types import Request
 
-Phase = Literal["starting", "ready", "restarting", "dead"]
+Phase = Literal["starting", "ready", "restarting", "asleep", "dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class EngineSupervisor:
         self._starts = RestartCounter(rules.restarts, rules.clock)
         self._max_running: int | None = None
         self._closing = threading.Event()
+        self._is_asleep = False
+        self._sleep_lock = threading.Lock()  # one change between asleep and awake at a time
         self._wake = threading.Event()  # the supervisor's thread has something to check
         self._swap = threading.Lock()
         self._process = self._new_process()
@@ -108,7 +111,7 @@ class EngineSupervisor:
 
     @property
     def phase(self) -> Phase:
-        return self._phase
+        return "asleep" if self._is_asleep and self._phase != "dead" else self._phase
 
     @property
     def num_restarts(self) -> int:
@@ -116,8 +119,8 @@ class EngineSupervisor:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why there is no engine now: it is restarting, or dead."""
-        return self._failure
+        """Why there is no engine now: it is restarting, asleep or dead."""
+        return _asleep() if self.phase == "asleep" else self._failure
 
     @property
     def stats(self) -> EngineStats:
@@ -140,9 +143,34 @@ class EngineSupervisor:
         """The first start. An error is raised to the caller; there is no second attempt."""
         ready = self._process.wait_until_ready()
         self._phase = "ready"
+        self._start_supervising()
+        return ready
+
+    def _start_supervising(self) -> None:
         self._thread = threading.Thread(target=self._supervise, name="headrace-supervisor", daemon=True)
         self._thread.start()
-        return ready
+
+    def sleep(self) -> None:
+        """End the process, which frees all of its memory. Requests that it runs are lost. Returns when it has ended."""
+        with self._sleep_lock:
+            if self._is_asleep:
+                return
+            self._refuse_unless_ready()
+            self._is_asleep = True
+            self._wake.set()
+            if self._thread is not None:
+                self._thread.join()
+            self._process.close()
+            self._deliver([])
+
+    def wake_up(self) -> None:
+        """Start a process again. Returns when it accepts requests; raises what the start raises, and stays asleep."""
+        with self._sleep_lock:
+            if not self._is_asleep:
+                return
+            self._start_again()
+            self._is_asleep = False
+            self._start_supervising()
 
     def submit(self, request: Request) -> None:
         self._refuse_unless_ready()
@@ -193,9 +221,12 @@ class EngineSupervisor:
         self._failure, self._phase = failure, "dead"
 
     def _refuse_unless_ready(self) -> None:
-        if self._phase == "ready":
+        phase = self.phase
+        if phase == "ready":
             return
-        if self._phase == "dead":
+        if phase == "asleep":
+            raise _asleep()
+        if phase == "dead":
             raise EngineDeadError(f"the engine has stopped for good: {self._failure}")
         raise EngineDeadError(f"the engine is restarting: {self._failure}", code="engine_restarting")
 
@@ -225,9 +256,9 @@ class EngineSupervisor:
             self._restart()
 
     def _wait_for_failure(self) -> BaseException | None:
-        """Returns the failure; None if the supervisor is closing."""
+        """Returns the failure; None if the supervisor is closing, or the engine is put to sleep."""
         check = HealthCheck(self._rules.step_timeout_s, self._rules.clock)
-        while not self._closing.is_set():
+        while not (self._closing.is_set() or self._is_asleep):
             if self._process.failure is not None:
                 return self._process.failure
             problem = check.problem(self._process.health)
@@ -254,6 +285,7 @@ class EngineSupervisor:
                 _log.error("%s could not be restarted: %s", self._name, error)
                 self._failure = error
             else:
+                _log.warning("%s is back, after restart %d", self._name, self._num_restarts)
                 return
 
     def _start_again(self) -> None:
@@ -265,12 +297,15 @@ class EngineSupervisor:
         self._process.start(self._config)
         self._process.wait_until_ready()
         self._process.limit_running(self._max_running)
-        _log.warning("%s is back, after restart %d", self._name, self._num_restarts)
         self._failure, self._phase = None, "ready"
 
 
+def _asleep() -> EngineDeadError:
+    return EngineDeadError("the engine is asleep; POST /wake_up wakes it", code="asleep")
+
+
 def phase_of(client: Client) -> Phase:
-    """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not)."""
+    """`ready` (accepts requests), `restarting` or `asleep` (will accept them again) or `dead` (will not)."""
     if isinstance(client, EngineSupervisor):
         return client.phase
     return "ready" if client.failure is None else "dead"

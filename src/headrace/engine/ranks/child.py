@@ -15,8 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +28,7 @@ from headrace.errors import HeadraceError
 from headrace.garbage import freeze_loaded_objects
 from headrace.hardware import release_unused, return_large_buffers
 from headrace.startup import ignore_stage
-from headrace.steps import Bitmask, IntArray, Runner, StepPlan
+from headrace.steps import Bitmask, DraftsBySlot, IntArray, Runner, StepPlan
 
 if TYPE_CHECKING:
     from headrace.models import Decoder
@@ -49,7 +48,8 @@ class ReceivedMasks:
     slots: IntArray
     received: SimpleQueue[wire.MaskBits]
 
-    def bits(self) -> Bitmask:
+    def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
+        assert drafts is None, "ranks verify no drafts"
         message = self.received.get()
         assert message.step == self.step
         return wire.bits_of(message)
@@ -127,7 +127,8 @@ class RankChild:
         step_bytes = runners.measure_step(decoder, start.settings)
         step_memory = step_bytes + runners.graph_bytes(step_bytes, decoder.spec, start.settings)
         self._reply(wire.Loaded(free, total, step_memory, decoder.num_bytes_read))
-        settings = self._next(wire.Build).settings
+        # CPUs are those of this rank's node, which may differ from node 0.
+        settings = replace(self._next(wire.Build).settings, cpu_affinity=start.settings.cpu_affinity)
         runner = runners.start_runner(decoder, settings, step_bytes)
         release_unused()
         freeze_loaded_objects()
@@ -223,12 +224,15 @@ def _gpu_memory(start: wire.Start) -> tuple[int, int]:
 def _load(start: wire.Start) -> Decoder:
     from headrace.dist.collectives import connect
     from headrace.engine import runners
-    from headrace.models import open_checkpoint
+    from headrace.engine.start import open_model
+    from headrace.models import Decoder
 
-    config = start.config
-    checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
-    groups = connect(start.mesh, Path(start.store_path), "nccl" if start.backend == "nccl" else "gloo")
-    return runners.load_decoder(checkpoint, start.settings, ignore_stage, groups)
+    checkpoint = open_model(start.config)
+    groups = connect(start.mesh, start.rendezvous, "nccl" if start.backend == "nccl" else "gloo")
+    groups = runners.with_small_sums(groups, start.config, start.settings)
+    decoder = runners.load_model(checkpoint, start.settings, ignore_stage, groups)
+    assert isinstance(decoder, Decoder), "an encoder has one rank"
+    return decoder
 
 
 def main(argv: list[str]) -> int:

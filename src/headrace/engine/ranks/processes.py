@@ -1,7 +1,7 @@
-"""The processes of the ranks above 0: started, watched and ended by rank 0.
+"""The ranks above 0 of an engine, wherever they run: started, watched and ended by rank 0.
 
     caller's threads   send, wait_for, close
-    a thread per rank  starts its process, receives its replies, notices its end or its silence
+    a thread per rank  of this node (`rank_process.py`), and one per other node (`engine/nodes`): calls `took`, `ended`
 
 The first failure is kept and ends all ranks. A rank whose connection breaks reports that too; what broke it, the end of
 another process, is the better explanation, so such a report waits `GRACE_S` for one.
@@ -9,56 +9,76 @@ another process, is the better explanation, so such a report waits `GRACE_S` for
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from time import monotonic
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from headrace import logs
-from headrace.engine.process.channel import Channel
-from headrace.engine.process.engine_process import (
-    ProcessHealth,
-    child_environment,
-    describe_exit,
-    error_of,
-    wait_for,
-)
-from headrace.engine.process.health_check import HealthCheck
+from headrace.engine.process.engine_process import error_of
 from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
+from headrace.engine.ranks.rank_process import TIMEOUT_S, RankOwner, RankProcess
 from headrace.errors import EngineDeadError, HeadraceError
 from headrace.steps import StepResult
 
 Reply = TypeVar("Reply", wire.Started, wire.Loaded, wire.Built)
 Result = TypeVar("Result")
 
-HEARTBEAT_S = 1.0
-TIMEOUT_S = 10.0  # without a heartbeat; a rank sends one every `HEARTBEAT_S` from a thread of its own
-CHECK_S = 0.5
 GRACE_S = 0.5  # for a better explanation of a broken connection
 CAUSE_S = 5.0  # for the end of a process to be noticed after a collective has failed
 CLOSE_S = 10.0  # for the steps in flight, before a process is killed
 
 
+class RanksElsewhere(Protocol):
+    """The ranks of another node. Its thread calls the owner's methods."""
+
+    def start(self, owner: RankOwner) -> None: ...
+
+    def send(self, frame: bytes) -> None:
+        """Send a message to all of its ranks. Never waits, and never fails."""
+
+    def send_to(self, rank: int, frame: bytes) -> None: ...
+
+    def join(self, timeout_s: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class RankProcesses:
-    """Owns the ranks 1 to `size` - 1. `on_failure` is called at most once, on a thread of its own."""
+    """Owns the ranks 1 to `size` - 1: those of this node, which has `num_local` ranks, and those of other nodes.
+    `on_failure` is called at most once, on a thread of its own."""
 
     def __init__(
-        self, size: int, on_failure: Callable[[], None] = lambda: None, *, timeout_s: float = TIMEOUT_S
+        self,
+        size: int,
+        on_failure: Callable[[], None] = lambda: None,
+        *,
+        num_local: int | None = None,
+        nodes: Sequence[RanksElsewhere] = (),
+        on_closed: Callable[[], None] = lambda: None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        """`num_local`: None if all ranks are on this node."""
+        self._size = size
         self._changed = threading.Condition()
         self._failure: HeadraceError | None = None
         self._on_failure = on_failure
+        self._on_closed = on_closed
         self._is_closing = False
         self._results: dict[int, Future[StepResult]] = {}  # of submitted steps, by their number
-        self._ranks = [_Rank(self, rank, size, timeout_s) for rank in range(1, size)]
+        self._replies: dict[int, dict[type, object]] = {rank: {} for rank in range(1, size)}
+        self._ranks = [
+            RankProcess(self, rank, self._name(rank), timeout_s=timeout_s) for rank in range(1, num_local or size)
+        ]
+        self._nodes = nodes
         for rank in self._ranks:
             rank.start()
+        for node in nodes:
+            node.start(self)
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} of {self._size}"
 
     @property
     def failure(self) -> EngineDeadError | None:
@@ -67,18 +87,29 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that were started."""
+        """Of the processes that were started on this node."""
         return [rank.process.pid for rank in self._ranks if rank.process is not None]
 
     def start(self, messages: list[wire.Start]) -> None:
         """Let each rank load its part of the model, once it has imported torch."""
-        for rank, message in zip(self._ranks, messages, strict=True):
-            rank.send(wire.encode(message))
+        local = {rank.rank: rank for rank in self._ranks}
+        for rank, message in enumerate(messages, 1):
+            frame = wire.encode(message)
+            if rank in local:
+                local[rank].send(frame)
+                continue
+            for node in self._nodes:  # the one that has it takes it
+                node.send_to(rank, frame)
 
     def send(self, frame: bytes) -> None:
         """Send a message to all ranks. Never waits for them."""
         if self._failure is not None:
             raise self._failure
+        self._send_to_all(frame)
+
+    def _send_to_all(self, frame: bytes) -> None:
+        for node in self._nodes:
+            node.send(frame)
         for rank in self._ranks:
             rank.send(frame)
 
@@ -95,11 +126,11 @@ class RankProcesses:
         """The replies of this kind, one of each rank. Raises the failure of a rank."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure is not None or all(kind in rank.replies for rank in self._ranks)
+                lambda: self._failure is not None or all(kind in replies for replies in self._replies.values())
             )
             if self._failure is not None:
                 raise self._failure
-            return [rank.replies[kind] for rank in self._ranks]  # type: ignore[misc]
+            return [replies[kind] for replies in self._replies.values()]  # type: ignore[misc]
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function that waits for the other ranks; raises the failure of one of them at once."""
@@ -137,24 +168,40 @@ class RankProcesses:
         """Let the ranks finish their steps and end. One that does not is killed."""
         with self._changed:
             self._is_closing = True
-        for rank in self._ranks:
-            rank.send(wire.encode(wire.Close()))
+        self._send_to_all(wire.encode(wire.Close()))
         deadline = monotonic() + CLOSE_S
+        for node in self._nodes:
+            node.join(max(0.0, deadline - monotonic()))
         for rank in self._ranks:
             rank.join(max(0.0, deadline - monotonic()))
         self.kill()
+        self._on_closed()
 
     def kill(self) -> None:
+        for node in self._nodes:
+            node.kill()
         for rank in self._ranks:
             rank.kill()
 
     # ---- on the ranks' threads
 
-    def took_reply(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def took(self, rank: int, frame: bytes) -> None:
+        reply = wire.decode_reply(frame)
+        if isinstance(reply, Failed):
+            has_run = wire.Built in self._replies[rank]
+            error = error_of(Failed(reply.kind, f"{self._name(rank)}: {reply.text}"), has_run=has_run)
+            self._report(error, is_certain=not isinstance(error, EngineDeadError))
+        elif isinstance(reply, wire.Result):
+            self._took_result(reply.result)
+        elif not isinstance(reply, wire.Heartbeat):
+            with self._changed:
+                self._replies[rank][type(reply)] = reply
+                self._changed.notify_all()
 
-    def took_result(self, result: StepResult) -> None:
+    def ended(self, error: EngineDeadError) -> None:
+        self._report(error, is_certain=True)
+
+    def _took_result(self, result: StepResult) -> None:
         with self._changed:
             future = self._results.pop(result.step)
         future.set_result(result)
@@ -165,7 +212,7 @@ class RankProcesses:
         for future in futures:
             future.set_exception(self.failure or EngineDeadError("the ranks were closed"))
 
-    def report(self, error: HeadraceError, *, is_certain: bool) -> None:
+    def _report(self, error: HeadraceError, *, is_certain: bool) -> None:
         """A rank has failed. `is_certain`: no report of another rank could explain it."""
         with self._changed:
             if not is_certain:
@@ -177,88 +224,3 @@ class RankProcesses:
         self.kill()
         self._fail_results()
         self._on_failure()
-
-
-class _Rank:
-    """One process, and the thread that started it: Linux kills the process with that thread."""
-
-    def __init__(self, owner: RankProcesses, rank: int, size: int, timeout_s: float) -> None:
-        self._owner = owner
-        self._name = f"rank {rank} of {size}"
-        self._timeout_s = timeout_s
-        self.replies: dict[type, object] = {}
-        self.process: subprocess.Popen[bytes] | None = None
-        ours, self._theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        self._has_started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"headrace-rank-{rank}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        self._has_started.wait()
-
-    def send(self, frame: bytes) -> None:
-        try:
-            self._channel.send(frame)
-        except OSError:
-            pass  # its thread reports why it has gone
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-
-    def _run(self) -> None:
-        try:
-            self._spawn()
-        except OSError as error:
-            self._owner.report(EngineDeadError(f"{self._name} could not be started: {error}"), is_certain=True)
-            return
-        finally:
-            self._has_started.set()
-        self._receive()
-        assert self.process is not None
-        status = wait_for(self.process)
-        self._channel.close()
-        text = describe_exit(status)
-        self._owner.report(EngineDeadError(f"{self._name} (process {self.process.pid}): {text}"), is_certain=True)
-
-    def _spawn(self) -> None:
-        with self._theirs as theirs:
-            command = [sys.executable, "-P", "-m", "headrace.engine.ranks.child"]
-            arguments = [str(theirs.fileno()), str(os.getpid()), str(HEARTBEAT_S), self._name]
-            self.process = subprocess.Popen(
-                [*command, *arguments, *(["json"] if logs.is_json() else [])],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # stdout belongs to the front
-                pass_fds=[theirs.fileno()],
-                env=child_environment(),
-            )
-
-    def _receive(self) -> None:
-        """Take replies until the process ends or is silent for too long."""
-        check, health = HealthCheck(self._timeout_s, monotonic), ProcessHealth()
-        while (frames := self._channel.receive(CHECK_S)) is not None:
-            health = health._replace(num_frames=health.num_frames + len(frames))
-            for frame in frames:
-                self._take(wire.decode_reply(frame))
-            problem = check.problem(health)
-            if problem is not None:
-                assert self.process is not None
-                text = f"{self._name} (process {self.process.pid}) hangs: {problem}"
-                self._owner.report(EngineDeadError(text), is_certain=True)
-                self.kill()
-                return
-
-    def _take(self, reply: wire.Reply) -> None:
-        if isinstance(reply, Failed):
-            has_run = wire.Built in self.replies
-            error = error_of(Failed(reply.kind, f"{self._name}: {reply.text}"), has_run=has_run)
-            self._owner.report(error, is_certain=not isinstance(error, EngineDeadError))
-        elif isinstance(reply, wire.Result):
-            self._owner.took_result(reply.result)
-        elif not isinstance(reply, wire.Heartbeat):
-            self.replies[type(reply)] = reply
-            self._owner.took_reply()

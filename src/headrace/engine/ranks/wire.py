@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.config import EngineConfig
 from headrace.dist.mesh import Mesh
+from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.process.wire import Failed, array_from, plain
 from headrace.engine.settings import Settings
 from headrace.steps import Bitmask, IntArray, ReadoutChunk, SlotEntry, StepPlan, StepResult, TableWrites
@@ -31,7 +32,7 @@ class Start(_Message, frozen=True):
     settings: Settings  # an estimate: the size of the KV cache is not final
     mesh: Mesh
     backend: str
-    store_path: str  # of the file by which the ranks find each other
+    rendezvous: Rendezvous
     device_index: int | None  # of its GPU
 
 

@@ -26,9 +26,9 @@ class LineAnswer(msgspec.Struct, frozen=True, gc=False):
 
 class LineOutput(msgspec.Struct, frozen=True, gc=False):
     num_prompt_tokens: int
-    answers: tuple[LineAnswer, ...]  # of all prompts, in their order; none if the prompts were embedded
+    answers: tuple[LineAnswer, ...]  # of all prompts, in their order; none if the prompts were embedded or scored
     num_cached_tokens: int = 0
-    embeddings: tuple[npt.NDArray[np.float32], ...] = ()
+    pooled: tuple[npt.NDArray[np.float32], ...] = ()  # embeddings, or outputs of a classifier, of each prompt
 
     @property
     def num_generated_tokens(self) -> int:

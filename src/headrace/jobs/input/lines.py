@@ -27,13 +27,16 @@ from headrace.jobs.input.openai_lines import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    RERANK,
     RESPONSES,
+    SCORE,
     Endpoint,
     OpenAIReply,
+    PooledFields,
     is_openai,
     read_body,
-    read_embedding_body,
     read_endpoint,
+    read_pooled_body,
 )
 from headrace.jobs.input.plain_lines import (
     DEFAULT_PROMPT_TOKENS,
@@ -53,7 +56,7 @@ from headrace.openai.schema.chat import ChatRequest
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
-EMBEDDING_PARAMS = SamplingParams(seed=0)  # nothing is sampled
+POOLING_PARAMS = SamplingParams(seed=0)  # nothing is sampled
 
 AnyReply: TypeAlias = PlainReply | OpenAIReply | UnknownReply
 
@@ -70,7 +73,7 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     seed: int | None = None  # the line's own, where `params` has none
     notes: tuple[str, ...] = ()  # warnings for the summary
     prompts: list[str | list[int]] | None = None  # instead of `prompt`, if the line has several
-    is_embedding: bool = False  # the prompts are embedded; `params` is not used
+    pooled: PooledFields | None = None  # the prompts are embedded or scored; `params` is not used
     tool_request: ChatRequest | None = None  # if it has tools, which `LinePreparer` reads: they need the tokenizer
 
     @property
@@ -201,8 +204,8 @@ class LineParser:
             return BadLine(OpenAIReply(line.index, given_id, None, other_id), error)
         reply = OpenAIReply(line.index, given_id, endpoint)
         try:
-            if endpoint == EMBEDDINGS:
-                return self._parse_embedding(envelope["body"], reply)
+            if endpoint in (EMBEDDINGS, RERANK, SCORE):
+                return self._parse_pooled(envelope["body"], endpoint, reply)
             if endpoint == RESPONSES:
                 return self._parse_response(line, envelope["body"], reply)
             return self._parse_body(line, envelope["body"], endpoint, reply)
@@ -231,18 +234,18 @@ class LineParser:
             tool_request=read.tool_request,
         )
 
-    def _parse_embedding(self, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:
+    def _parse_pooled(self, body: dict[str, Any], endpoint: Endpoint, reply: OpenAIReply) -> LineRequest:
         """Nothing is sampled: the job's defaults, seed and overrides have no effect."""
-        read = read_embedding_body(body)
-        is_one = len(read.prompts) == 1
+        read = read_pooled_body(body, endpoint)
+        is_one = len(read.prompts) == 1 and read.fields.is_plain
         return LineRequest(
             msgspec.structs.replace(reply, shape=read.format),
-            EMBEDDING_PARAMS,
+            POOLING_PARAMS,
             read.prompts[0] if is_one else None,
             cache_salt=read.cache_salt,
             notes=self._notes_on_model(read.model),
             prompts=None if is_one else read.prompts,
-            is_embedding=True,
+            pooled=read.fields,
         )
 
     def _parse_response(self, line: InputLine, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:

@@ -26,29 +26,48 @@ from headrace.openai.choices import (
     completion_body,
     text_choice,
 )
-from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedding_inputs
+from headrace.openai.embeddings import (
+    UNSUPPORTED_IN_POOLING,
+    EmbeddingFormat,
+    embedding_format,
+    embedding_inputs,
+)
 from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
+from headrace.openai.fields import BATCH_REASONS, NOT_IN_BATCH, refusal
 from headrace.openai.logprobs import TextOffsets, chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
 from headrace.openai.responses import RESPONSE_ID_PREFIX, ResponseFields, ResponseWriter
 from headrace.openai.sampling import check_label, check_tool_choice
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.openai.schema.embeddings import EmbeddingRequest
+from headrace.openai.schema.embeddings import EmbeddingRequest, PooledRequest, RerankRequest, ScoreRequest
+from headrace.openai.scoring import RerankFormat, ScoreFormat, TextPairs, rerank_format, rerank_texts, score_texts
 from headrace.openai.usage import Usage
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+Endpoint = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score"
+]
 
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
 EMBEDDINGS: Endpoint = "/v1/embeddings"
 RESPONSES: Endpoint = "/v1/responses"
-ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+RERANK: Endpoint = "/v1/rerank"
+SCORE: Endpoint = "/v1/score"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, RERANK, SCORE)
+OTHER_PATHS: dict[str, Endpoint] = {"/rerank": RERANK, "/v2/rerank": RERANK, "/score": SCORE}  # vLLM's
 DUPLICATE_ID = "duplicate_custom_id"
 ID_PREFIX = "batch_req_"
 RESULT_START = b'{"id":"' + ID_PREFIX.encode()  # of output lines in this format, and of no others
 
-_PROMPT_PARAMS: dict[Endpoint, str] = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input", RESPONSES: "input"}
+_PROMPT_PARAMS: dict[Endpoint, str] = {
+    CHAT: "messages",
+    COMPLETIONS: "prompt",
+    EMBEDDINGS: "input",
+    RESPONSES: "input",
+    RERANK: "documents",
+    SCORE: "text_2",
+}
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _LABELS = ("cache_salt", "request_id")
 
@@ -85,25 +104,77 @@ def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
     if not isinstance(line.get("body"), dict):
         raise _bad_envelope("body must be an object", "body")
     for endpoint in ENDPOINTS:
-        if url == endpoint:
+        if endpoint == OTHER_PATHS.get(str(url), url):
             return endpoint
     known = f"{', '.join(ENDPOINTS[:-1])} or {ENDPOINTS[-1]}"
     raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), ENDPOINTS)}", "url")
 
 
-class EmbeddingBody(msgspec.Struct, frozen=True, gc=False):
-    """A body for /v1/embeddings."""
+class PooledFields(msgspec.Struct, frozen=True, gc=False):
+    """What a line of a pooling model asks for, beside its texts."""
+
+    num_first: int = 0  # texts that are the first of a pair; 0: each is embedded on its own
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    truncate: int | None = None
+    prompt_name: str | None = None
+    add_special_tokens: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its texts are only to be embedded, as the model does by itself."""
+        return self == _PLAIN_POOLING
+
+
+_PLAIN_POOLING = PooledFields()
+
+
+class PooledBody(msgspec.Struct, frozen=True, gc=False):
+    """A body for /v1/embeddings, /v1/rerank or /v1/score."""
 
     prompts: list[str | list[int]]
-    format: EmbeddingFormat
+    fields: PooledFields
+    format: EmbeddingFormat | RerankFormat | ScoreFormat
     cache_salt: str | None
     model: str | None
 
 
-def read_embedding_body(body: dict[str, Any]) -> EmbeddingBody:
-    request = convert(EmbeddingRequest, body)
+def read_pooled_body(body: dict[str, Any], endpoint: Endpoint) -> PooledBody:
+    if endpoint == EMBEDDINGS:
+        return _embedding_body(convert(EmbeddingRequest, body, unsupported=UNSUPPORTED_IN_POOLING))
+    if endpoint == RERANK:
+        ranking = convert(RerankRequest, body, unsupported=UNSUPPORTED_IN_POOLING)
+        pairs = rerank_texts(ranking)
+        return _pairs_body(ranking, pairs, rerank_format(ranking, pairs))
+    scoring = convert(ScoreRequest, body, unsupported=UNSUPPORTED_IN_POOLING)
+    return _pairs_body(scoring, score_texts(scoring), ScoreFormat())
+
+
+def _embedding_body(request: EmbeddingRequest) -> PooledBody:
+    _refuse_priority(request)
     prompts: list[Any] = embedding_inputs(request)
-    return EmbeddingBody(prompts, embedding_format(request), request.cache_salt, request.model)
+    fields = PooledFields(
+        dimensions=request.dimensions,
+        use_activation=request.use_activation,
+        truncate=request.truncate_prompt_tokens,
+        prompt_name=request.prompt_name,
+        add_special_tokens=request.add_special_tokens is not False,
+    )
+    return PooledBody(prompts, fields, embedding_format(request), request.cache_salt, request.model)
+
+
+def _pairs_body(request: PooledRequest, pairs: TextPairs, format: RerankFormat | ScoreFormat) -> PooledBody:
+    _refuse_priority(request)
+    fields = PooledFields(
+        num_first=len(pairs.firsts), use_activation=request.use_activation, truncate=request.truncate_prompt_tokens
+    )
+    return PooledBody([*pairs.firsts, *pairs.seconds], fields, format, request.cache_salt, request.model)
+
+
+def _refuse_priority(request: PooledRequest) -> None:
+    error = refusal("priority", request.priority, NOT_IN_BATCH["priority"], BATCH_REASONS)
+    if error is not None:
+        raise error
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
@@ -164,7 +235,7 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
-Shape: TypeAlias = EmbeddingFormat | AnswerFormat | ResponseFields
+Shape: TypeAlias = EmbeddingFormat | AnswerFormat | ResponseFields | RerankFormat | ScoreFormat
 
 
 class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
@@ -245,7 +316,10 @@ _ANSWER = (
 def _shaped(shape: Shape, output: LineOutput, facts: JobFacts, own_id: bytes) -> bytes:
     """The body of an answer that is not a completion object with plain text."""
     if isinstance(shape, EmbeddingFormat):
-        return shape.body(output.embeddings, facts.model_name_text, output.num_prompt_tokens)
+        return shape.body(output.pooled, facts.model_name_text, output.num_prompt_tokens)
+    if isinstance(shape, RerankFormat | ScoreFormat):
+        model, num_tokens = facts.model_name_text, output.num_prompt_tokens
+        return shape.body(output.pooled, model, num_tokens, id=own_id, created=facts.now())
     if isinstance(shape, ResponseFields):
         return _response(shape, output, facts, own_id.decode())
     messages = [shape.message(answer.text, answer.finish_reason) for answer in output.answers]

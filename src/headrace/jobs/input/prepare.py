@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from struct import pack
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from headrace.engine.prompts import PromptReader
+from headrace.engine.pooling import check_dimensions, check_scoring, check_task
+from headrace.engine.pooling_prompts import PoolingReader
+from headrace.engine.prompts import PromptReader, TokenizedPrompt
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
-from headrace.jobs.input.openai_lines import OpenAIReply
+from headrace.jobs.input.openai_lines import OpenAIReply, PooledFields
 from headrace.jobs.input.tool_lines import ToolLines
+from headrace.models.pooler import PoolerSpec, PoolerTask
 from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.openai.prompts import render_chat
+from headrace.openai.scoring import RerankFormat, ScoreFormat
 from headrace.types import SamplingParams, TokenIds
 
 NUM_QUESTIONS = 64  # first lines whose prompts are kept, to show one beside its answer
@@ -32,7 +37,14 @@ class LineParts(msgspec.Struct, frozen=True, gc=False, array_like=True):
     line is done when all of them are."""
 
     prompt_lens: tuple[int, ...]  # their tokens follow each other in `Work.tokens`
-    is_embedding: bool = False  # they are embedded, and the line's `params` are not used
+    task: PoolerTask | None = None  # they are embedded or classified, and the line's `params` are not used
+    use_activation: bool | None = None  # see `PoolingParams`
+    dimensions: int | None = None
+    second_starts: tuple[int | None, ...] = ()  # where the second text of each pair starts; empty: there are none
+
+    @property
+    def is_pooled(self) -> bool:
+        return self.task is not None
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +70,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         """Of the engine, for all prompts."""
         if self.parts is None:
             return self.params.num_sequences
-        return len(self.parts.prompt_lens) * (1 if self.parts.is_embedding else self.params.num_sequences)
+        return len(self.parts.prompt_lens) * (1 if self.parts.is_pooled else self.params.num_sequences)
 
     def part_ids(self) -> list[TokenIds]:
         """The token ids of each prompt."""
@@ -77,9 +89,18 @@ class LinePreparer:
 
     num_ahead = 0  # batches taken before the first is returned
 
-    def __init__(self, parser: LineParser, prompts: PromptReader, parser_names: ParserNames = AUTOMATIC) -> None:
+    def __init__(
+        self,
+        parser: LineParser,
+        prompts: PromptReader,
+        parser_names: ParserNames = AUTOMATIC,
+        *,
+        pooler: PoolerSpec | None = None,
+    ) -> None:
         self._parser = parser
         self._prompts = prompts
+        self._pooler = pooler
+        self._pooling = PoolingReader(prompts, pooler)
         self._num_questions = 0
         self._tools = ToolLines(prompts, parser_names)
 
@@ -103,7 +124,10 @@ class LinePreparer:
                 else:
                     without.append(rendered)
             elif isinstance(request.prompt, str):
-                with_special.append((place, request, request.prompt))
+                text = request.prompt if request.pooled is None else self._pooling.with_prompt(request.prompt)
+                with_special.append((place, request, text))
+            elif request.pooled is not None:
+                items[place] = self._read_pooled(request, request.pooled)
             else:
                 items[place] = self._read_prompts(request)
         self._tokenize(self._without_long(with_special, items), items, add_special_tokens=True)
@@ -143,8 +167,47 @@ class LinePreparer:
         tokens = b"".join([prompt.token_ids.tobytes() for prompt in read])
         if request.prompts is None:
             return self._work(request, tokens, None)
-        parts = LineParts(tuple([len(prompt.token_ids) for prompt in read]), request.is_embedding)
+        parts = LineParts(tuple([len(prompt.token_ids) for prompt in read]))
         return self._work(request, tokens, "".join(texts), parts)
+
+    def _read_pooled(self, request: LineRequest, asked: PooledFields) -> Work | BadLine:
+        """Texts to embed with options of their own, several texts, or pairs to score."""
+        try:
+            read, reply = self._pooled_prompts(request, asked)
+        except (RequestError, ConfigError) as error:
+            return BadLine(request.reply, _as_request_error(error))
+        is_pairs = asked.num_first > 0
+        scores_by_cosine = is_pairs and self._pooler is not None and self._pooler.task == "embed"
+        parts = LineParts(
+            tuple([len(prompt.token_ids) for prompt in read]),
+            "embed" if self._pooler is None else self._pooler.task,
+            True if scores_by_cosine else asked.use_activation,
+            asked.dimensions,
+            tuple([prompt.second_start for prompt in read]) if is_pairs else (),
+        )
+        tokens = b"".join([prompt.token_ids.tobytes() for prompt in read])
+        texts = "".join([prompt for prompt in request.prompts or () if isinstance(prompt, str)])
+        return self._work(msgspec.structs.replace(request, reply=reply), tokens, texts or None, parts)
+
+    def _pooled_prompts(self, request: LineRequest, asked: PooledFields) -> tuple[list[TokenizedPrompt], AnyReply]:
+        given: list[Any] = request.prompts or [request.prompt]
+        if asked.num_first:
+            check_scoring(self._pooler)
+            firsts, seconds = given[: asked.num_first], given[asked.num_first :]
+            pairs = self._pooling.read_pairs(firsts, seconds, truncate=asked.truncate)
+            reply = request.reply
+            assert isinstance(reply, OpenAIReply) and isinstance(reply.shape, RerankFormat | ScoreFormat)
+            shape = msgspec.structs.replace(reply.shape, num_first=pairs.num_first)
+            return pairs.prompts, msgspec.structs.replace(reply, shape=shape)
+        check_task(self._pooler, "embed")
+        check_dimensions(self._pooler, asked.dimensions)
+        read = self._pooling.read(
+            given,
+            prompt_name=asked.prompt_name,
+            truncate=asked.truncate,
+            add_special_tokens=asked.add_special_tokens,
+        )
+        return read, request.reply
 
     def _without_long(self, rendered: list[_Rendered], items: list[Work | BadLine | None]) -> list[_Rendered]:
         """Returns the list without texts that are much too long, which become errors."""
@@ -177,8 +240,8 @@ class LinePreparer:
             items[place] = self._work(request, pack(f"{len(ids)}i", *ids), text)
 
     def _work(self, request: LineRequest, tokens: bytes, text: str | None, parts: LineParts | None = None) -> Work:
-        if parts is None and request.is_embedding:
-            parts = LineParts((len(tokens) // TOKEN_BYTES,), is_embedding=True)
+        if parts is None and request.pooled is not None:
+            parts = LineParts((len(tokens) // TOKEN_BYTES,), "embed")
         question = None
         if self._num_questions < NUM_QUESTIONS:
             self._num_questions += 1

@@ -19,6 +19,7 @@ from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser
 from headrace.jobs.input.prepare import Items, LineParts, LinePreparer, Work
 from headrace.jobs.input.template import LineTemplate
+from headrace.models.pooler import PoolerSpec
 from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams
@@ -34,6 +35,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
     templates: dict[str, str] | None
     template_tokens: Mapping[str, str]
     template_defaults: Mapping[str, Any]
+    has_token_types: bool = True
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> SentTokenizer:
@@ -46,6 +48,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
             None if template is None else template.templates,
             {} if template is None else template.special_tokens,
             {} if template is None else template.defaults,
+            tokenizer.has_token_types,
         )
 
     def restored(self) -> Tokenizer:
@@ -57,6 +60,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
             else ChatTemplate(self.templates, self.template_tokens, self.template_defaults),
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            has_token_types=self.has_token_types,
         )
 
 
@@ -71,12 +75,13 @@ class Setup(msgspec.Struct, frozen=True):
     tokenizer: SentTokenizer | None
     max_model_len: int | None = None
     parser_names: ParserNames = AUTOMATIC
+    pooler: PoolerSpec | None = None
 
     def preparer(self) -> LinePreparer:
         parser = LineParser(self.defaults, seed=self.seed, model_name=self.model_name, template=self.template)
         tokenizer = None if self.tokenizer is None else self.tokenizer.restored()
         prompts = PromptReader(tokenizer, self.vocab_size, max_model_len=self.max_model_len)
-        return LinePreparer(parser, prompts, self.parser_names)
+        return LinePreparer(parser, prompts, self.parser_names, pooler=self.pooler)
 
 
 class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):

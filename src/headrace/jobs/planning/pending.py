@@ -24,7 +24,7 @@ class Pending(Leaf, eq=False, gc=False, kw_only=True):
         params, parts = line.params, line.parts
         prompt_len = len(line.tokens) // TOKEN_BYTES if parts is None else min(parts.prompt_lens)
         room = max(1, limits.max_model_len - prompt_len)
-        if parts is not None and parts.is_embedding:
+        if parts is not None and parts.is_pooled:
             return cls(tokens=line.tokens, salt=line.cache_salt, line=line, limit=0, is_exact=True)
         return cls(
             tokens=line.tokens,

@@ -57,11 +57,14 @@ class _Check:
         parser = LineParser(job.defaults, seed=job.config.seed, model_name=front.model_name, template=job.template)
         max_model_len = front.checks.limits.max_model_len
         prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars, max_model_len=max_model_len)
-        self._preparer = LinePreparer(parser, prompts, job.parser_names)
+        self._preparer = LinePreparer(parser, prompts, job.parser_names, pooler=front.spec.pooler)
         self._job_checks = JobChecks(prompts)
         self._checks = front.checks
         self._facts = JobFacts(front.model_name, front.tokenizer)
-        self._long_embedding = np.full(front.hidden_size, LONG_VALUE, np.float32)
+        self._spec = front.spec
+        pooler = front.spec.pooler
+        num_values = front.spec.hidden_size if pooler is None else pooler.size
+        self._long_values = np.full(num_values, LONG_VALUE, np.float32)
         self._report = report
         self._report_problem = report_problem
 
@@ -74,8 +77,8 @@ class _Check:
                 self._take_work(line, item)
 
     def _take_work(self, line: InputLine, work: Work) -> None:
-        requests = [_request(line, work)] if work.parts is None else requests_of(work)
         try:
+            requests = [_request(line, work)] if work.parts is None else requests_of(work, self._spec)
             for request in requests:
                 self._checks.check(request)
         except RequestError as error:
@@ -101,8 +104,8 @@ class _Check:
 
     def _len_without_text(self, work: Work, requests: list[Request]) -> int:
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        if work.parts is not None and work.parts.is_embedding:
-            output = LineOutput(num_prompt_tokens, (), 0, (self._long_embedding,) * len(requests))
+        if work.parts is not None and work.parts.is_pooled:
+            output = LineOutput(num_prompt_tokens, (), 0, (self._long_values,) * len(requests))
         else:
             empty = tuple(LineAnswer(i, "", 0, "length") for i in range(work.params.n * len(requests)))
             output = LineOutput(num_prompt_tokens, empty)

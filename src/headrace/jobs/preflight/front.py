@@ -10,6 +10,7 @@ from headrace.engine.grammars import Grammars
 from headrace.engine.resolve import resolve
 from headrace.engine.start import open_model, tokenizer_of
 from headrace.hardware import read_facts, read_gpu
+from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
 
 
@@ -17,10 +18,13 @@ from headrace.text import Tokenizer
 class Front:
     model_name: str
     tokenizer: Tokenizer | None
-    vocab_size: int
+    spec: ModelSpec
     checks: RequestChecks
     grammars: Grammars | None = None
-    hidden_size: int = 0  # of an embedding
+
+    @property
+    def vocab_size(self) -> int:
+        return self.spec.vocab_size
 
 
 def open_front(config: EngineConfig) -> Front:
@@ -30,7 +34,7 @@ def open_front(config: EngineConfig) -> Front:
         facts = replace(facts, gpu=read_gpu())
     spec = checkpoint.spec
     limits = resolve(config, spec, facts).limits
-    checks = RequestChecks(limits, spec.eos_token_ids, spec.vocab_size)
+    checks = RequestChecks(limits, spec.eos_token_ids, spec.vocab_size, spec.pooler is None)
     tokenizer = tokenizer_of(config, checkpoint)
     grammars = Grammars(tokenizer, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
-    return Front(config.model, tokenizer, spec.vocab_size, checks, grammars, spec.hidden_size)
+    return Front(config.model, tokenizer, spec, checks, grammars)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.engine.answers import Answers
-from headrace.engine.readouts import PendingEmbedding
+from headrace.engine.readouts import PendingPooling
 from headrace.errors import RequestError
 from headrace.jobs.input.line_output import output_at_end, output_of
 from headrace.jobs.input.prepare import Work
@@ -45,7 +45,7 @@ class Collector:
             if progress.is_finished:
                 self._finish(entry, answers)
 
-    def _finish(self, entry: InFlight, answers: Answers | PendingEmbedding) -> None:
+    def _finish(self, entry: InFlight, answers: Answers | PendingPooling) -> None:
         if entry.parts is not None:
             self._finish_part(entry, entry.parts, answers.error)
             return

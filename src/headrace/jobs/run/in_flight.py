@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace.engine.answers import Answers
-from headrace.engine.readouts import PendingEmbedding
+from headrace.engine.readouts import PendingPooling
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.run.parts_in_flight import PartsInFlight
 from headrace.jobs.store.in_flight_file import InFlightFile
@@ -20,7 +20,7 @@ class InFlight(msgspec.Struct, eq=False):
 
     line: Work
     request: Request
-    answers: Answers | PendingEmbedding | None  # None: the request gets a single event, at its end
+    answers: Answers | PendingPooling | None  # None: the request gets a single event, at its end
     num_sequences: int
     parts: PartsInFlight | None = None  # those of its line
     worker: int = 0

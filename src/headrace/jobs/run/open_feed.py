@@ -31,7 +31,8 @@ def open_feed(
     max_model_len = engine.settings.max_model_len
     prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars, max_model_len=max_model_len)
     checks = JobChecks(prompts, seen_ids=None if directory is None else directory.seen_ids)
-    local = LinePreparer(_parser(job, engine.model_name, directory), prompts, job.parser_names)
+    pooler = engine.spec.pooler
+    local = LinePreparer(_parser(job, engine.model_name, directory), prompts, job.parser_names, pooler=pooler)
     preparer: Preparer = local
     # Only this process knows which lines are repeated with other parameters.
     if not job.overrides and is_worth_a_process(num_lines, min_lines=min_lines_for_process):
@@ -52,7 +53,7 @@ def _parser(job: JobSpec, model_name: str, directory: JobDirectory | None) -> Li
 
 def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProcess:
     model_name, vocab_size, tokenizer = engine.model_name, engine.spec.vocab_size, engine.tokenizer
-    max_model_len = engine.settings.max_model_len
+    max_model_len, pooler = engine.settings.max_model_len, engine.spec.pooler
 
     def setup() -> Setup:
         return Setup(
@@ -64,6 +65,7 @@ def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProc
             tokenizer=None if tokenizer is None else SentTokenizer.of(tokenizer),
             max_model_len=max_model_len,
             parser_names=job.parser_names,
+            pooler=pooler,
         )
 
     return PreparingProcess(setup, local)

@@ -1,4 +1,4 @@
-"""The requests of a line with several prompts, or with prompts to embed. The line has one result, for all of them.
+"""The requests of a line with several prompts, or with prompts to embed or score. They give one result, the line's.
 
     Work ─▶ request 0, 1, ... ─▶ engine ─▶ events of each ─▶ the last one ends ─▶ one LineOutput, committed once
 
@@ -12,12 +12,13 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.engine.answers import Answers
-from headrace.engine.readouts import PendingEmbedding
+from headrace.engine.readouts import PendingPooling, PendingReadout, pending_pooling
 from headrace.engine.start import Engine
 from headrace.jobs.input.line_output import LineOutput, output_of
+from headrace.jobs.input.prepare import LineParts
 from headrace.types import Request
 
-Part: TypeAlias = Answers | PendingEmbedding
+Part: TypeAlias = Answers | PendingPooling
 
 
 class PartsInFlight:
@@ -34,24 +35,25 @@ class PartsInFlight:
 
     def output(self) -> LineOutput:
         """The answers of all parts, numbered one after the other as the server numbers them."""
-        if isinstance(self.parts[0], PendingEmbedding):
-            return _joined_embeddings([part for part in self.parts if isinstance(part, PendingEmbedding)])
+        if isinstance(self.parts[0], PendingReadout):
+            return _joined_values([part for part in self.parts if not isinstance(part, Answers)])
         return _joined_answers([output_of(part.output()) for part in self.parts if isinstance(part, Answers)])
 
 
-def part_of(request: Request, engine: Engine) -> Part:
+def part_of(request: Request, engine: Engine, parts: LineParts) -> Part:
     if request.readout is not None:
-        return PendingEmbedding(request, None)
+        return pending_pooling(
+            request, None, engine.spec.pooler, use_activation=parts.use_activation, dimensions=parts.dimensions
+        )
     return Answers(request, None, engine.tokenizer, engine.eos_token_ids)
 
 
-def _joined_embeddings(parts: list[PendingEmbedding]) -> LineOutput:
-    outputs = [part.output() for part in parts]
+def _joined_values(parts: list[PendingPooling]) -> LineOutput:
     return LineOutput(
-        sum(len(output.prompt_token_ids) for output in outputs),
+        sum(len(part.request.prompt_token_ids) for part in parts),
         (),
-        sum(output.num_cached_tokens for output in outputs),
-        tuple([output.embedding for output in outputs]),
+        sum(part.num_cached_tokens for part in parts),
+        tuple([part.pooled() for part in parts]),
     )
 
 

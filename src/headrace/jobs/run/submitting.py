@@ -172,7 +172,14 @@ class Submitter:
 
     def _submit_parts(self, worker: Worker, line: Work) -> None:
         """All prompts of a line. They are in flight once all are submitted: no event is taken before that."""
-        engine, requests = worker.engine, requests_of(line, self._num_with_parts)
+        assert line.parts is not None
+        engine = worker.engine
+        try:
+            requests = requests_of(line, engine.spec, self._num_with_parts)
+        except RequestError as error:
+            self._in_flight.refused(line)
+            self._outcomes.fail_all(line, error)
+            return
         self._num_with_parts += 1
         for number, request in enumerate(requests):
             try:
@@ -183,7 +190,7 @@ class Submitter:
                 self._in_flight.refused(line)
                 self._outcomes.fail_all(line, error)
                 return
-        parts = PartsInFlight([part_of(request, engine) for request in requests])
+        parts = PartsInFlight([part_of(request, engine, line.parts) for request in requests])
         num_sequences = line.num_sequences // len(requests)
         self._in_flight.add_parts(
             [InFlight(line, p.request, p, num_sequences, parts, worker.number) for p in parts.parts]

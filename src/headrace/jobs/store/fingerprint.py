@@ -20,6 +20,10 @@ SMALL_FILE_BYTES = 1 << 20
 _SETTINGS = (
     "model",
     "revision",
+    "runner",
+    "convert",
+    "pooler_config",
+    "hf_overrides",
     "tokenizer",
     "chat_template",
     "default_chat_template_kwargs",

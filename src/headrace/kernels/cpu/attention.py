@@ -2,8 +2,9 @@
 
     queries  [rows, D]      rows = tokens of the tile x query heads that share the kv head, padded to ROWS
     keys     [D, tokens]    LANES keys are one register: a score needs no sum across lanes
-    values   [tokens, D]    columns in chunks of two registers; the last chunk is moved back to end at D
+    values   [tokens, Dv]   columns in chunks of two registers; the last chunk is moved back to end at Dv
 
+Keys that are stored as [tokens, D], which is the case for latents, are first transposed, KEYS at a time.
 For each KEYS positions: scores, softmax with a running maximum, then weights times values. Positions after the last
 token may hold anything: their scores are overwritten, their values never read.
 """
@@ -26,6 +27,7 @@ from headrace.kernels.cpu.vectors import (
     divide,
     exp,
     fma,
+    lanes_from,
     largest,
     load,
     maximum,
@@ -58,14 +60,18 @@ def paged_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
-) -> Tensor:  # [T, Hq * D]
+    slopes: Tensor | None = None,  # [Hq] float32
+) -> Tensor:  # [T, Hq * Dv]
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.keys.shape[1:3]
-    if head_dim < PAIR or not is_token_innermost(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
-        return reference.paged_attention(q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks)
+    value_dim = cache.values.shape[3]
+    if value_dim < PAIR or not _is_readable(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
+        return reference.paged_attention(
+            q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks, slopes=slopes
+        )
     group = num_heads // num_kv_heads
     tile_len = max(1, min(TILE_ROWS // group, layout.max_query_len))
-    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
+    out = torch.empty((num_tokens, num_heads * value_dim), dtype=q.dtype)
     if num_tokens == 0:
         return out
     _attend(
@@ -78,12 +84,16 @@ def paged_attention(
         layout.slots,
         layout.block_tables,
         0 if sinks is None else sinks,
+        0 if slopes is None else slopes,
         layout.block_tables.stride(0),
         layout.num_seqs,
         q.stride(0),
         group,
         num_kv_heads,
         head_dim,
+        value_dim,
+        cache.values.stride(2),
+        int(not is_token_innermost(cache.keys)),
         block_size,
         tile_len,
         _NO_WINDOW if window is None else window,
@@ -93,6 +103,20 @@ def paged_attention(
         num_tasks=num_kv_heads * max(layout.num_seqs, num_tokens // tile_len),
     )
     return out
+
+
+def latent_attention(q: Tensor, cache: LayerCache, layout: StepLayout, scale: float) -> Tensor:
+    """See `ops.latent_attention`."""
+    return paged_attention(q, cache, layout, scale).view(*q.shape[:2], -1)
+
+
+def _is_readable(cache: LayerCache) -> bool:
+    """Whether keys are stored in one of the two orders, and values as rows, of which only the first columns may be
+    used."""
+    _, num_kv_heads, block_size, _ = cache.values.shape
+    row = cache.values.stride(2)
+    has_rows = cache.values.stride() == (num_kv_heads * block_size * row, block_size * row, row, 1)
+    return has_rows and (is_token_innermost(cache.keys) or cache.keys.is_contiguous())
 
 
 @kernel(
@@ -105,12 +129,16 @@ def paged_attention(
     slots="pointer",
     block_tables="pointer",
     sinks="pointer",
+    slopes="pointer",
     table_stride="integer",
     num_seqs="integer",
     q_stride="integer",
     group="integer",
     num_kv_heads="integer",
     head_dim="integer",
+    value_dim="integer",
+    value_stride="integer",
+    is_plain="integer",
     block_size="integer",
     tile_len="integer",
     window="integer",
@@ -121,7 +149,7 @@ def paged_attention(
 def _attend(pointer: Pointer) -> None:
     a = arguments_at(pointer)
     query_starts = int32s(a.query_starts)
-    scratch = np.empty(_scratch_len(a.tile_len * a.group, a.head_dim), dtype=np.float32)
+    scratch = np.empty(_scratch_len(a.tile_len * a.group, a.head_dim, a.value_dim), dtype=np.float32)
     # Tasks are claimed in order, so the search for a task's sequence continues from the last one.
     seq, first_task = 0, 0
     num_tiles = (query_starts[1] - query_starts[0] + a.tile_len - 1) // a.tile_len
@@ -140,9 +168,9 @@ def _attend(pointer: Pointer) -> None:
 
 
 @inner
-def _scratch_len(num_rows: int, head_dim: int) -> int:
+def _scratch_len(num_rows: int, head_dim: int, value_dim: int) -> int:
     padded = (num_rows + ROWS - 1) // ROWS * ROWS
-    chunks = (head_dim + PAIR - 1) // PAIR
+    chunks = (value_dim + PAIR - 1) // PAIR
     return padded * (head_dim + KEYS + chunks * PAIR + 2) + KEYS * head_dim
 
 
@@ -159,9 +187,9 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
     queries = scratch  # [padded, D]
     scores = after(queries, padded * a.head_dim)  # [padded, KEYS]
     sums = after(scores, padded * KEYS)  # [chunks, padded, PAIR]
-    maxima = after(sums, padded * ((a.head_dim + PAIR - 1) // PAIR) * PAIR)  # [padded]
+    maxima = after(sums, padded * ((a.value_dim + PAIR - 1) // PAIR) * PAIR)  # [padded]
     totals = after(maxima, padded)  # [padded]
-    packed = after(totals, padded)  # [D, KEYS], for block sizes that are no multiple of LANES
+    packed = after(totals, padded)  # [D, KEYS]: see `_packs`
 
     _take_queries(a, queries, first_token, num_rows, padded, kv_head)
     for row in range(padded):
@@ -171,7 +199,7 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
         for row in range(num_rows):
             maxima[row] = floats(a.sinks)[kv_head * a.group + row % a.group]
             totals[row] = 1.0
-    for i in range(padded * ((a.head_dim + PAIR - 1) // PAIR) * PAIR):
+    for i in range(padded * ((a.value_dim + PAIR - 1) // PAIR) * PAIR):
         sums[i] = 0.0
 
     table = after(int32s(a.block_tables), int32s(a.slots)[seq] * a.table_stride)
@@ -179,10 +207,10 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
     begin = _first_seen(a, first_position) // KEYS * KEYS
     for start in range(begin, end, KEYS):
         num_keys = min(KEYS, end - start)
-        if a.block_size % LANES != 0:
+        if _packs(a):
             _pack_keys(a, packed, table, kv_head, start, num_keys)
         _score(a, queries, scores, packed, table, kv_head, start, num_keys, first_position, padded)
-        _soften(a, scores, sums, maxima, totals, start, num_keys, first_position, num_rows, padded)
+        _soften(a, scores, sums, maxima, totals, kv_head, start, num_keys, first_position, num_rows, padded)
         _mix(a, scores, sums, table, kv_head, start, num_keys, first_position, padded)
     _write(a, sums, totals, first_token, num_rows, padded, kv_head)
 
@@ -216,19 +244,28 @@ def _visible(a: Arguments, start: int, num_keys: int, first_position: int, row: 
 
 
 @inner
+def _packs(a: Arguments) -> bool:
+    """Whether keys are copied before they are read: if they are stored as rows, or in blocks that split a register."""
+    packs: bool = a.is_plain != 0 or a.block_size % LANES != 0
+    return packs
+
+
+@inner
 def _pack_keys(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, start: int, num_keys: int) -> None:
     keys = floats(a.keys)
     for key in range(num_keys):
         block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
-        source = (block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset
+        source, step = (block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset, a.block_size
+        if a.is_plain != 0:
+            source, step = source - offset + offset * a.head_dim, 1
         for d in range(a.head_dim):
-            packed[d * KEYS + key] = keys[source + d * a.block_size]
+            packed[d * KEYS + key] = keys[source + d * step]
 
 
 @inner
 def _keys_at(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, start: int, key: int) -> Pointer:
     """Returns where the first dimension of LANES keys is; the next dimension is block_size (packed: KEYS) further."""
-    if a.block_size % LANES != 0:
+    if _packs(a):
         return after(packed, key)
     block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
     return after(floats(a.keys), (block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset)
@@ -263,7 +300,7 @@ def _score(
     first_position: int,
     padded: int,
 ) -> None:
-    stride = a.block_size if a.block_size % LANES == 0 else KEYS
+    stride = KEYS if _packs(a) else a.block_size
     for key in range(0, num_keys, PAIR):
         left = _keys_at(a, packed, table, kv_head, start, key)
         right = left
@@ -312,6 +349,7 @@ def _soften(
     sums: Pointer,
     maxima: Pointer,
     totals: Pointer,
+    kv_head: int,
     start: int,
     num_keys: int,
     first_position: int,
@@ -322,8 +360,12 @@ def _soften(
     for row in range(num_rows):
         line = after(scores, row * KEYS)
         end = _visible(a, start, num_keys, first_position, row)
-        begin = max(0, _first_seen(a, first_position + row // a.group) - start)
-        highest = _mask_row(line, begin, end, num_keys, a.softcap)
+        position = first_position + row // a.group
+        begin = max(0, _first_seen(a, position) - start)
+        slope: Any = np.float32(0.0)
+        if a.slopes != 0:
+            slope = floats(a.slopes)[kv_head * a.group + row % a.group]
+        highest = _mask_row(line, begin, end, num_keys, a.softcap, slope, start - position)
         if highest == -np.inf:  # this row sees none of these keys
             for i in range(0, num_keys, LANES):
                 store(line, i, splat(0.0))
@@ -332,13 +374,14 @@ def _soften(
         shrink = math.exp(maxima[row] - new_maximum)
         totals[row] = totals[row] * shrink + _exp_row(line, new_maximum, num_keys)
         if shrink != 1.0:
-            _shrink_sums(sums, shrink, row, padded, (a.head_dim + PAIR - 1) // PAIR)
+            _shrink_sums(sums, shrink, row, padded, (a.value_dim + PAIR - 1) // PAIR)
         maxima[row] = new_maximum
 
 
 @inner
-def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float) -> Any:
-    """Hides all keys except begin..end-1 and returns the highest score, -inf if none is left."""
+def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float, slope: float, distance: int) -> Any:
+    """Hides all keys except begin..end-1 and returns the highest score, -inf if none is left. `distance` from the
+    query to the first key is 0 or negative; times the slope it is the bias of ALiBi."""
     highest = splat(-np.inf)
     for i in range(0, num_keys, LANES):
         score = load(line, i)
@@ -346,6 +389,8 @@ def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float
             power = exp(multiply(score, splat(2.0 / softcap)))
             tanh = subtract(splat(1.0), divide(splat(2.0), add(power, splat(1.0))))
             score = multiply(tanh, splat(softcap))
+        if slope != 0.0:
+            score = fma(splat(slope), lanes_from(distance + i), score)
         score = only_lanes(score, begin - i, end - i, -np.inf)
         highest = maximum(highest, score)
         store(line, i, score)
@@ -384,8 +429,8 @@ def _mix(
 ) -> None:
     """Adds weights times values to the sums, one chunk of columns and ROWS rows at a time."""
     values = floats(a.values)
-    for chunk in range((a.head_dim + PAIR - 1) // PAIR):
-        column = min(chunk * PAIR, a.head_dim - PAIR)
+    for chunk in range((a.value_dim + PAIR - 1) // PAIR):
+        column = min(chunk * PAIR, a.value_dim - PAIR)
         for row in range(0, padded, ROWS):
             line = after(sums, (chunk * padded + row) * PAIR)
             visible = _visible(a, start, num_keys, first_position, row + ROWS - 1)
@@ -393,20 +438,20 @@ def _mix(
             while key < visible:
                 block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
                 length = min(a.block_size - offset, visible - key)
-                source = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * a.head_dim + column
-                _mix_rows(after(weights, row * KEYS + key), after(values, source), line, length, a.head_dim)
+                source = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * a.value_stride + column
+                _mix_rows(after(weights, row * KEYS + key), after(values, source), line, length, a.value_stride)
                 key += length
 
 
 @inner
-def _mix_rows(weights: Pointer, values: Pointer, sums: Pointer, length: int, head_dim: int) -> None:
+def _mix_rows(weights: Pointer, values: Pointer, sums: Pointer, length: int, stride: int) -> None:
     """Adds `length` values, two registers of each, to ROWS rows."""
     s00, s01 = load(sums, 0), load(sums, LANES)
     s10, s11 = load(sums, PAIR), load(sums, PAIR + LANES)
     s20, s21 = load(sums, 2 * PAIR), load(sums, 2 * PAIR + LANES)
     s30, s31 = load(sums, 3 * PAIR), load(sums, 3 * PAIR + LANES)
     for t in range(length):
-        v0, v1 = load(values, t * head_dim), load(values, t * head_dim + LANES)
+        v0, v1 = load(values, t * stride), load(values, t * stride + LANES)
         w0, w1 = splat(weights[t]), splat(weights[KEYS + t])
         w2, w3 = splat(weights[2 * KEYS + t]), splat(weights[3 * KEYS + t])
         s00, s01 = fma(w0, v0, s00), fma(w0, v1, s01)
@@ -431,8 +476,8 @@ def _write(
     num_heads = a.num_kv_heads * a.group
     for row in range(num_rows):
         token, head = first_token + row // a.group, kv_head * a.group + row % a.group
-        for chunk in range((a.head_dim + PAIR - 1) // PAIR):
-            target = after(out, (token * num_heads + head) * a.head_dim + min(chunk * PAIR, a.head_dim - PAIR))
+        for chunk in range((a.value_dim + PAIR - 1) // PAIR):
+            target = after(out, (token * num_heads + head) * a.value_dim + min(chunk * PAIR, a.value_dim - PAIR))
             line = after(sums, (chunk * padded + row) * PAIR)
             share = splat(1.0 / totals[row])
             store(target, 0, multiply(load(line, 0), share))

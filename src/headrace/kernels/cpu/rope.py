@@ -26,8 +26,8 @@ def allocate_cache(
     return LayerCache(keys=keys.transpose(2, 3), values=values)
 
 
-def is_token_innermost(cache: LayerCache) -> bool:
-    return cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
+def is_token_innermost(keys: Tensor) -> bool:
+    return keys.mT.is_contiguous()
 
 
 def rope_and_store(
@@ -42,7 +42,7 @@ def rope_and_store(
     eps: float,
 ) -> Tensor:  # [T, Hq, D], a view of qkv
     """See `ops.rope_and_store`."""
-    if not is_token_innermost(cache):
+    if not (is_token_innermost(cache.keys) and cache.values.is_contiguous()):
         return reference.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
     assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
     qkv = qkv.contiguous()

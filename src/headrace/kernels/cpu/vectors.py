@@ -158,6 +158,17 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
+def lanes_from(typing: Any, first: Any) -> Any:
+    """Returns first, first + 1, ... as floats."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        firsts = _splat(builder, builder.trunc(args[0], _INT), _INTS)
+        return builder.sitofp(builder.add(firsts, _integers(list(range(LANES)))), _FLOATS)
+
+    return vector(types.intp), emit
+
+
+@intrinsic
 def only_lanes(typing: Any, value: Any, begin: Any, end: Any, other: Any) -> Any:
     """Returns `value` in lanes begin..end-1, and the number `other` in the rest, whatever they held (NaN too)."""
 

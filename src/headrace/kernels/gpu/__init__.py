@@ -4,15 +4,19 @@
     decode_attention.py     decode: one query token per sequence; long contexts are split over programs
     shared_attention.py     prefixes that several decoding sequences share, read once for all of them
     prefill_attention.py    fresh prefills and prefill continuations, read from the paged cache
+    bidirectional_attention.py   attention of encoders: whole texts, packed, no cache
     flash.py, gather_kv.py  FlashAttention-3 for prefills, where it is installed
+    latent.py               multi-head latent attention: decodes and prefills over a cache of latents
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
     few_experts.py          the same for a few tokens
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
+    causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
     fp8.py                  FP8 quantization and scaled GEMMs
     quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
     dependent_launch.py     kernels that are set up while the one before them runs
+    peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
     allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities
@@ -37,7 +41,10 @@ from headrace.kernels.gpu.activation import (
     soft_cap,
 )
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
+from headrace.kernels.gpu.bidirectional_attention import bidirectional_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
+from headrace.kernels.gpu.causal_conv import causal_conv
+from headrace.kernels.gpu.delta_rule import gated_delta_rule
 from headrace.kernels.gpu.experts import (
     experts_of_few_tokens,
     gated_experts,
@@ -46,6 +53,8 @@ from headrace.kernels.gpu.experts import (
     takes_few_tokens,
 )
 from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.gated_norm import gated_norm
+from headrace.kernels.gpu.latent import allocate_latent_cache, latent_attention, rope_and_store_latent
 from headrace.kernels.gpu.linear import fuses_gate, gated_linear, pack_linear, takes_unnormed
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
@@ -58,9 +67,10 @@ from headrace.kernels.gpu.norms import (
     rms_norm_fp8,
 )
 from headrace.kernels.gpu.quantized import pack_quantized
-from headrace.kernels.gpu.rope import rope_and_store
+from headrace.kernels.gpu.rope import rope_and_store, rotate
 from headrace.kernels.gpu.routing import route
-from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
+from headrace.kernels.gpu.selective_scan import selective_scan
+from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_and_mul, gelu_tanh, relu, relu2
 
 __all__ = [
     "add_layer_norm",
@@ -68,19 +78,26 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_fp8",
     "allocate_cache",
+    "allocate_latent_cache",
     "apply_bitmask",
+    "bidirectional_attention",
+    "causal_conv",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
     "experts_of_few_tokens",
     "fuses_gate",
+    "gated_delta_rule",
     "gated_experts",
     "gated_linear",
+    "gated_norm",
     "gelu",
+    "gelu_and_mul",
     "gelu_fp8",
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "gelu_tanh_and_mul_fp8",
     "gelu_tanh_fp8",
+    "latent_attention",
     "layer_norm",
     "layer_norm_fp8",
     "pack_experts",
@@ -95,7 +112,10 @@ __all__ = [
     "rms_norm",
     "rms_norm_fp8",
     "rope_and_store",
+    "rope_and_store_latent",
+    "rotate",
     "route",
+    "selective_scan",
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",

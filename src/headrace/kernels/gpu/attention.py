@@ -36,24 +36,26 @@ def paged_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     if layout.num_decodes:
-        decode_attention(q, cache, layout, out, scale, window, softcap, slides=slides, sinks=sinks)
+        decode_attention(q, cache, layout, out, scale, window, softcap, slides=slides, sinks=sinks, slopes=slopes)
     num_prefills = layout.num_seqs - layout.num_decodes
-    uses_flash = layout.num_fresh > 0 and flash.takes(q, window, layout.max_query_len) and sinks is None
+    is_plain = sinks is None and slopes is None  # FlashAttention-3 has neither
+    uses_flash = is_plain and layout.num_fresh > 0 and flash.takes(q, window, layout.max_query_len)
     if uses_flash:
         flash.fresh_attention(q, cache.keys.shape[1], layout, out, scale, softcap)
         num_prefills -= layout.num_fresh
-    gatherings = layout.gatherings if sinks is None else ()  # FlashAttention-3 has no sinks
+    gatherings = layout.gatherings if is_plain else ()
     if gatherings and flash.takes(q, window, max(gathering.longest for gathering in gatherings)):
         for gathering in gatherings:
             flash.gathered_attention(q, cache, layout, gathering, out, scale, softcap)
             num_prefills -= gathering.starts.shape[0] - 1
     if num_prefills:
-        with_fresh = not uses_flash
         prefill_attention(
-            q, cache, layout, out, scale, window, softcap, slides=slides, sinks=sinks, with_fresh=with_fresh
-        )
+            q, cache, layout, out, scale, window, softcap,
+            slides=slides, sinks=sinks, slopes=slopes, with_fresh=not uses_flash,
+        )  # fmt: skip
     return out.flatten(1)

@@ -39,6 +39,13 @@ def add_sink(highest, total, mixed, sink):
     return total * shrink + tl.exp2(score - peak), mixed * shrink[:, None]
 
 
+@triton.jit
+def add_bias(score, slope, positions, position):
+    """Adds ALiBi's bias to scores of rows at `positions` and keys at `position`: slope times distance."""
+    distance = (position[None, :] - positions[:, None]).to(tl.float32)
+    return score + slope[:, None] * 1.4426950408889634 * distance
+
+
 _WIDEN = """{
 .reg .b32 bytes;
 .reg .b16 two, none;
@@ -75,6 +82,8 @@ def attend(
     scale,
     window,
     softcap,
+    slope,
+    query_positions,
     ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -84,8 +93,9 @@ def attend(
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
 ):
-    """Runs query rows over the keys from `begin` to `end`.
+    """Runs query rows over the keys from `begin` to `end`. A row sees the keys up to its entry of `positions`.
 
     Returns for each row the largest score, the sum of the weights relative to it, and the values weighted by them. All
     rows see all keys before `whole`: without a window these need no mask.
@@ -96,12 +106,14 @@ def attend(
     if not HAS_WINDOW:
         highest, total, mixed = _pass(
             highest, total, mixed, query, keys, values, table, positions, begin, whole, kv_head, scale, window, softcap,
-            end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS, False, HAS_WINDOW, SLIDES, HAS_SOFTCAP,
+            slope, query_positions, end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS,
+            False, HAS_WINDOW, SLIDES, HAS_SOFTCAP, HAS_SLOPES,
         )  # fmt: skip
         begin = whole
     return _pass(
         highest, total, mixed, query, keys, values, table, positions, begin, end, kv_head, scale, window, softcap,
-        end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS, True, HAS_WINDOW, SLIDES, HAS_SOFTCAP,
+        slope, query_positions, end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS,
+        True, HAS_WINDOW, SLIDES, HAS_SOFTCAP, HAS_SLOPES,
     )  # fmt: skip
 
 
@@ -121,6 +133,8 @@ def _pass(
     scale,
     window,
     softcap,
+    slope,
+    query_positions,
     end,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -131,6 +145,7 @@ def _pass(
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
 ):
     """Runs one pass over the keys from `begin` to `stop`, KEYS at a time."""
     tokens = tl.arange(0, KEYS)
@@ -157,6 +172,8 @@ def _pass(
         if HAS_SOFTCAP:
             capped = score * (0.6931471805599453 / softcap)
             score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+        if HAS_SLOPES:
+            score = add_bias(score, slope, query_positions, position)
         if IS_MASKED:
             is_seen = position[None, :] <= positions[:, None]
             if HAS_WINDOW:

@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, first_seen, in_dot_dtype, widen_fp8
+from headrace.kernels.gpu.attention_loop import (
+    LOG2E,
+    NO_WINDOW,
+    add_bias,
+    add_sink,
+    first_seen,
+    in_dot_dtype,
+    widen_fp8,
+)
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
 from headrace.kernels.gpu.shared_attention import SHARED_SPLITS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
@@ -25,6 +33,7 @@ def decode_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
 ) -> None:
     """Computes the first `num_decodes` sequences, which have one token each.
 
@@ -55,9 +64,10 @@ def decode_attention(
         "DIM_BLOCK": triton.next_power_of_2(head_dim),
         "BLOCK_SIZE": cache.block_size,
         "HAS_SOFTCAP": softcap is not None,
+        "HAS_SLOPES": slopes is not None,
     }
     if shared is not None:
-        shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, num_splits, **common)
+        shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, slopes, num_splits, **common)
     is_fp8 = cache.keys.element_size() == 1
     tile, num_warps, num_stages = _decode_shape(head_dim, is_fp8=is_fp8)
     num_items = num_split_seqs * num_splits + num_seqs - num_split_seqs  # all splits of the split contexts come first
@@ -74,6 +84,7 @@ def decode_attention(
         sums,
         q if arrivals is None else arrivals,
         q if sinks is None else sinks,
+        q if slopes is None else slopes,
         q.stride(0),
         layout.block_tables.stride(0),
         scale * LOG2E,
@@ -126,6 +137,7 @@ def _decode(
     sums,
     arrivals,
     sinks,
+    slopes,
     q_stride,
     table_stride,
     scale,
@@ -153,6 +165,7 @@ def _decode(
     IS_INTERPRETED: tl.constexpr,
     MERGED_TOGETHER: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     """Reads FP8 values as 16-bit pairs of dimensions: a GPU can transpose tiles of 16-bit words for its dot
@@ -187,7 +200,7 @@ def _decode(
     end = context_len
     count = 1  # splits of this sequence's own context
     if is_split:
-        count, per_split = _own_splits(context_len - begin, min_split, num_splits, TILE)
+        count, per_split = own_splits(context_len - begin, min_split, num_splits, TILE)
         if split >= count:
             return
         begin = begin + split * per_split
@@ -208,6 +221,10 @@ def _decode(
     else:
         mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     tokens = tl.arange(0, TILE)
+    query_positions = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
+    slope = tl.zeros([GROUP_BLOCK], tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head * GROUP + rows, mask=rows < GROUP, other=0.0)
     for start in tl.range(begin, end, TILE):
         position = start + tokens
         is_known = position < end
@@ -229,6 +246,8 @@ def _decode(
         if HAS_SOFTCAP:
             capped = score * (0.6931471805599453 / softcap)
             score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+        if HAS_SLOPES:
+            score = add_bias(score, slope, query_positions, position)
         is_seen = is_known
         if HAS_WINDOW:
             is_seen = is_known & (position >= first)
@@ -265,7 +284,7 @@ def _decode(
             for step in tl.static_range(MERGED_TOGETHER):
                 other = first_other + step
                 is_mine = (rows < GROUP) & (other < count) & (other != split)
-                highest, total, mixed = _merge_partial(
+                highest, total, mixed = merge_partial(
                     highest,
                     total,
                     mixed,
@@ -281,7 +300,7 @@ def _decode(
         is_mine = (rows < GROUP) & (shared_len > 0)
         for index in tl.static_range(SHARED_SPLITS):
             common = place + num_splits + index
-            highest, total, mixed = _merge_partial(
+            highest, total, mixed = merge_partial(
                 highest, total, mixed, partial, sums, common, is_mine, is_mine[:, None] & is_head, dims, HEAD_DIM
             )
     if HAS_SINKS:
@@ -292,7 +311,7 @@ def _decode(
 
 
 @triton.jit
-def _own_splits(length, min_split, num_splits, TILE: tl.constexpr):
+def own_splits(length, min_split, num_splits, TILE: tl.constexpr):
     """Returns how many splits a context has, none of them empty, and the most tokens of one."""
     length = tl.maximum(length, 1)
     count = tl.minimum(num_splits, tl.cdiv(length, min_split))
@@ -301,7 +320,7 @@ def _own_splits(length, min_split, num_splits, TILE: tl.constexpr):
 
 
 @triton.jit
-def _merge_partial(highest, total, mixed, partial, sums, place, is_row, is_inside, dims, HEAD_DIM: tl.constexpr):
+def merge_partial(highest, total, mixed, partial, sums, place, is_row, is_inside, dims, HEAD_DIM: tl.constexpr):
     """Merges a partial result that another program stored, which may be empty. The loads bypass the L1 cache, which
     is not coherent, and do not wait for each other."""
     weight = tl.load(sums + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")

@@ -17,6 +17,7 @@ from headrace.kernels.gpu import few_experts
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.few_rows import ACTIVATIONS, gate
 from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import Fp8Rows, Routes, Rows, UnnormedRows
 
 _SUM_BLOCK = 512
@@ -57,7 +58,12 @@ class PackedExperts:
         out = torch.empty((num_routes, num_columns), dtype=self._dtype, device=values.device)
         if num_routes == 0:
             return out
-        tile = _tile_shape(num_routes / num_experts, is_fp8=self.takes_fp8, is_gated=activation is not None)
+        tile = _tile_shape(
+            num_routes / num_experts,
+            is_fp8=self.takes_fp8,
+            is_gated=activation is not None,
+            max_bytes=shared_memory_bytes(values.device),
+        )
         rows, columns, depth, num_warps, num_stages = tile
         # At most one tile per route, and at most one partly filled tile per expert.
         num_tiles = min(num_routes, triton.cdiv(num_routes, rows) + num_experts - 1)
@@ -124,10 +130,14 @@ _TILES = (
 )
 
 
-def _tile_shape(routes_per_expert: float, *, is_fp8: bool, is_gated: bool) -> tuple[int, int, int, int, int]:
-    """Returns rows, columns and depth of a tile, warps and stages. Gate and up have half of the columns each."""
+def _tile_shape(
+    routes_per_expert: float, *, is_fp8: bool, is_gated: bool, max_bytes: int
+) -> tuple[int, int, int, int, int]:
+    """Returns rows, columns and depth of a tile, warps and stages: fewer stages where shared memory is small. Gate and
+    up have half of the columns each."""
     tile = next(tile for most, tile in _TILES if most is None or routes_per_expert <= most)
     rows, columns, depth_bytes, num_warps, num_stages = tile
+    num_stages = max(1, min(num_stages, max_bytes // ((rows + columns) * depth_bytes)))
     return rows, columns // 2 if is_gated else columns, depth_bytes // (1 if is_fp8 else 2), num_warps, num_stages
 
 

@@ -83,6 +83,14 @@ def gathered_attention(
     )  # fmt: skip
 
 
+def bidirectional(qkv: Tensor, starts: Tensor, longest: int, num_heads: int, scale: float) -> Tensor:
+    """Computes the attention of an encoder: whole texts, `starts` [S + 1] of the packed tokens [T, 3 * H * D]."""
+    q, keys, values = qkv.view(qkv.shape[0], 3, num_heads, -1).unbind(1)
+    out = torch.empty(q.shape, dtype=qkv.dtype, device=qkv.device)
+    _attend(q, keys, values, out, starts, starts, longest, longest, scale, None, num_splits=1, is_causal=False)
+    return out.flatten(1)
+
+
 def _attend(
     q: Tensor,  # [T, Hq, D]
     keys: Tensor,  # [K, Hkv, D]
@@ -96,6 +104,7 @@ def _attend(
     softcap: float | None,
     *,
     num_splits: int,  # per context; 0: the library chooses
+    is_causal: bool = True,
 ) -> None:
     torch.ops.fa3_fwd.fwd(
         q,
@@ -107,7 +116,7 @@ def _attend(
         max_seqlen_q=max_query_len,
         max_seqlen_k=max_context_len,
         softmax_scale=scale,
-        is_causal=True,
+        is_causal=is_causal,
         softcap=0.0 if softcap is None else softcap,
         num_splits=num_splits,
     )

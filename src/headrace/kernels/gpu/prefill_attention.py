@@ -30,6 +30,7 @@ def prefill_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
     with_fresh: bool = True,
 ) -> None:
     """Computes the sequences after the first `num_decodes`, tile by tile; without fresh prefills if these are
@@ -50,6 +51,7 @@ def prefill_attention(
         layout.tiles,
         out,
         q if sinks is None else sinks,
+        q if slopes is None else slopes,
         q.stride(0),
         layout.block_tables.stride(0),
         scale * LOG2E,
@@ -66,6 +68,7 @@ def prefill_attention(
         SLIDES=slides,
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
+        HAS_SLOPES=slopes is not None,
         num_warps=num_warps,
         num_stages=num_stages,
     )
@@ -83,6 +86,7 @@ def _prefill(
     tiles,
     out,
     sinks,
+    slopes,
     q_stride,
     table_stride,
     scale,
@@ -99,6 +103,7 @@ def _prefill(
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
 ):
     head, tile = tl.program_id(0), tl.program_id(1)
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -124,6 +129,9 @@ def _prefill(
     begin = 0
     if HAS_WINDOW:
         begin = first_seen(first_position, window, SLIDES) // KEYS * KEYS
+    slope = tl.zeros([ROWS], tl.float32)
+    if HAS_SLOPES:
+        slope += tl.load(slopes + head)
     highest, total, mixed = attend(
         query,
         keys,
@@ -137,6 +145,8 @@ def _prefill(
         scale,
         window,
         softcap,
+        slope,
+        positions,
         ROWS,
         NUM_KV_HEADS,
         HEAD_DIM,
@@ -146,6 +156,7 @@ def _prefill(
         HAS_WINDOW,
         SLIDES,
         HAS_SOFTCAP,
+        HAS_SLOPES,
     )
     if HAS_SINKS:
         total, mixed = add_sink(highest, total, mixed, tl.load(sinks + head))

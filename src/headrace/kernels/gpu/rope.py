@@ -48,6 +48,47 @@ def rope_and_store(
     return qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
 
 
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:  # [T, 3 * H * D], [T] int32
+    """Rotates queries and keys in place, without a cache."""
+    num_tokens = qkv.shape[0]
+    head_dim = qkv.shape[1] // (3 * num_heads)
+    if num_tokens:
+        _rotate[(num_tokens,)](
+            qkv,
+            positions,
+            cos_sin,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            HEAD_BLOCK=triton.next_power_of_2(2 * num_heads),
+            HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+            num_warps=4,
+        )
+
+
+@triton.jit
+def _rotate(
+    qkv,
+    positions,
+    cos_sin,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+):
+    """Rotates all query and key heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, HALF_BLOCK)
+    half: tl.constexpr = HEAD_DIM // 2
+    angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM
+    cos = tl.load(angles + dims, mask=dims < half, other=0.0)
+    sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
+    heads = qkv + token * 3 * NUM_HEADS * HEAD_DIM
+    first, second, inside = _rotated(heads, heads, cos, sin, dims, 0.0, 2 * NUM_HEADS, HEAD_BLOCK, HEAD_DIM, False)
+    at = heads + tl.arange(0, HEAD_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
+    tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
+
+
 @triton.jit
 def _rotated(
     heads, norm, cos, sin, dims, eps, NUM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr

@@ -32,8 +32,6 @@ def route(
     num_routes, device = num_tokens * num_chosen, logits.device
     chosen = torch.empty(num_routes, dtype=torch.int32, device=device)
     weights = torch.empty(num_routes, dtype=torch.float32, device=device)
-    order = torch.empty(num_routes, dtype=torch.int32, device=device)
-    ends = torch.empty(num_experts, dtype=torch.int32, device=device)
     if num_groups_chosen < num_groups:
         groups = (num_groups, num_groups_chosen)
         experts, shares = choose_experts(logits, num_chosen, rule, correction=correction, jitter=jitter, groups=groups)
@@ -56,9 +54,16 @@ def route(
             num_warps=1,
             **dependent_launch(device),
         )
-    if sorts:
-        _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4, **dependent_launch(device))
+    order, ends = sort_routes(chosen, num_experts) if sorts else (chosen[:0], chosen[:0])
     return Routes(weights, order, ends, chosen)
+
+
+def sort_routes(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:  # [R] int32
+    """Returns the routes in the order of their experts, and where those of each expert end."""
+    order, num_routes = torch.empty_like(chosen), chosen.shape[0]
+    ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
+    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4, **dependent_launch(chosen.device))
+    return order, ends
 
 
 @triton.jit
@@ -103,7 +108,8 @@ def _choose_experts(
         highest = tl.where(choices == choice, best, highest)
         numbers = tl.where(choices == choice, at, numbers)
         if RULE == 4:
-            is_near = (best - scores) / tl.maximum(tl.abs(scores), best) <= max_distance
+            # Rounded as in the reference: bfloat16 logits are often exactly at the limit.
+            is_near = tl.div_rn(best - scores, tl.maximum(tl.abs(scores), best)) <= max_distance
             share = 1.0 / tl.sum(tl.where(is_near, tl.exp(left - best), 0.0), axis=0)
             weight = tl.where(choices == choice, share, weight)
         left = tl.where(experts == at, float("-inf"), left)

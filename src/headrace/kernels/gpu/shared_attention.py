@@ -55,6 +55,7 @@ def shared_attention(
     sums: Tensor,  # [S, H, P, 2] float32: the largest score, and the sum of the weights relative to it
     scale: float,
     softcap: float | None,
+    slopes: Tensor | None,  # [H] float32
     first_partial: int,
     **common: Any,
 ) -> None:
@@ -69,6 +70,8 @@ def shared_attention(
         cache.values,
         layout.block_tables,
         layout.slots,
+        layout.context_lens,
+        q if slopes is None else slopes,
         shared.tile_seqs,
         shared.tile_lens,
         partial,
@@ -110,6 +113,8 @@ def _shared(
     values,
     block_tables,
     slots,
+    context_lens,
+    slopes,
     tile_seqs,
     tile_lens,
     partial,
@@ -133,6 +138,7 @@ def _shared(
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
 ):
     tiles = tl.arange(0, TILES)
     steps = tl.cdiv(tl.load(tile_lens + tiles, mask=tiles < num_tiles, other=0), KEYS)
@@ -163,6 +169,11 @@ def _shared(
         line = tl.maximum(seq, 0).to(tl.int64) * q_stride + (head * GROUP + member) * HEAD_DIM
         query = in_dot_dtype(tl.load(q + line[:, None] + dims[None, :], mask=is_query, other=0.0), keys)
         table = block_tables + tl.load(slots + tl.load(tile_seqs + tile * SEQS)).to(tl.int64) * table_stride
+        slope = tl.zeros([ROWS], tl.float32)
+        query_positions = tl.zeros([ROWS], tl.int32)
+        if HAS_SLOPES:
+            slope = tl.load(slopes + head * GROUP + member)
+            query_positions = tl.load(context_lens + tl.maximum(seq, 0)) - 1
         highest, total, mixed = attend(
             query,
             keys,
@@ -176,6 +187,8 @@ def _shared(
             scale,
             0,
             softcap,
+            slope,
+            query_positions,
             ROWS,
             NUM_KV_HEADS,
             HEAD_DIM,
@@ -185,6 +198,7 @@ def _shared(
             False,
             True,
             HAS_SOFTCAP,
+            HAS_SLOPES,
         )
         place = (tl.maximum(seq, 0).to(tl.int64) * NUM_HEADS + head * GROUP + member) * num_partials + first_partial
         tl.store(partial + (place + split)[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_query)

@@ -7,6 +7,7 @@
     quantized_files.py      matrices of quantized safetensors, as stored or dequantized; stored_linear.py joins them
     gguf_tensors.py         tensors of a GGUF file; dequantize.py turns their storage types into float32
     random_weights.py       random weights, to measure a model from its config alone
+    gemma3n.py              what Gemma 3n has beside other decoders
     load.py                 reads each matrix into its final tensor, packs it (`ops.pack_linear`), builds the decoder
 
 A tensor is read straight into its final type and device, one matrix at a time: the peak memory is the model, one

@@ -4,8 +4,10 @@
                                      └──▶ buffer ──convert──▶ tensor   another type, or transposed
                                      └──▶ pinned buffer ──asynchronous copy, convert on the GPU──▶ tensor
 
-The bytes of a sliced matrix that are not asked for are not read. Staging takes NUM_READERS * PIECE_BYTES at most,
-whatever the size of the model: the page cache keeps what is read ahead.
+The bytes of a sliced matrix that are not asked for are not read. Staging takes NUM_GPU_BUFFERS * PIECE_BYTES at most,
+whatever the size of the model. A loader announces all reads before the first one: what goes through buffers is then
+read ahead across tensors and files, while others are copied and packed (`read_ahead.py`). For what is read straight to
+its place, the system is asked to read ahead into the page cache.
 """
 
 from __future__ import annotations
@@ -13,22 +15,25 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ModelError
+from headrace.models.weights.read_ahead import Buffer, ReadAhead
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 4 << 20  # read at once; large enough that a thread switch for each costs nothing
 NUM_READERS = 8  # disks and network stores need several requests at a time
+NUM_GPU_BUFFERS = 16  # of one piece each: those that are read, and those whose copy to the GPU is under way
+# From here on the disk is asked for all of a read at once. Otherwise the system requests little by little: several
+# threads with one descriptor look like random access to it.
+MIN_ADVISED_BYTES = 1 << 20
 READ_AHEAD_BYTES = 256 << 20  # while earlier tensors are converted and packed
 
 
@@ -81,6 +86,8 @@ class OpenFile:
     def read_into(self, piece: Piece, buffer: memoryview) -> int:
         """Reads a piece into the start of `buffer`. Returns its number of bytes."""
         for offset, start, end in piece.extents:
+            if end - start >= MIN_ADVISED_BYTES and _CAN_ADVISE:
+                self._advise(offset, end - start)
             self._read(offset, buffer[start:end])
         return piece.num_bytes
 
@@ -114,100 +121,99 @@ class OpenFile:
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
 
 
-class Buffer:
-    """Host memory for one piece, pinned if it is copied to a GPU."""
-
-    def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
-        import torch
-
-        self._bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        self._view = self._bytes.numpy().data
-        self._copied: Any = None  # an event after the last copy from it, on a GPU
-
-    def read(self, file: OpenFile, piece: Piece) -> tuple[Piece, Buffer]:
-        if self._copied is not None:
-            self._copied.synchronize()
-        file.read_into(piece, self._view)
-        return piece, self
-
-    def rows(self, piece: Piece, dtype: Any) -> Tensor:  # [rows, columns]
-        return self._bytes[: piece.num_bytes].view(dtype).view(piece.num_rows, -1)
-
-    def release(self, device: Any) -> None:
-        """Notes that all copies from the buffer were submitted to `device`."""
-        if device.type == "cuda":
-            import torch
-
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(device))
-
-
 class FileReader:
     """Reads pieces into tensors, and counts the bytes. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self.num_bytes_read = 0
-        self._buffers: deque[Buffer] = deque()
-        self._are_pinned = False
+        self._ahead: ReadAhead | None = None
+        self._announced_for: Any = None  # the device, while reads are announced
+        self._was_announced = False  # what was read last
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether pieces like the last one are read ahead, so that the system need not be asked to."""
+        return self._announced_for is not None or self._was_announced
+
+    @contextmanager
+    def announcing(self, device: Any) -> Iterator[None]:
+        """Within this, nothing is read: what is asked for now will be asked for again in the same order, for `device`,
+        and is read ahead then, across tensors and files."""
+        self._ahead = _new_read_ahead(is_pinned=device.type == "cuda")
+        self._announced_for = device
+        try:
+            yield
+        finally:
+            self._announced_for = None
+
+    def target(self, out: Tensor) -> Any:
+        """The device of `out`, or the one for which it stands while reads are announced."""
+        return out.device if out.device.type != "meta" else self._announced_for
 
     def fill(self, file: OpenFile, pieces: list[Piece], out: Tensor) -> None:
         """Reads rows straight into `out` [rows, columns], which has the stored type and lies on a CPU."""
+        if self._announced_for is not None:
+            return
+        self._was_announced = False
         target = out.view(-1).view(_uint8()).numpy().data
         tasks = [(piece, target[piece.first_row * piece.row_bytes :]) for piece in pieces]
         if len(tasks) == 1:
             self.num_bytes_read += file.read_into(*tasks[0])
             return
-        with _threads(len(pieces)) as pool:
+        with ThreadPoolExecutor(min(NUM_READERS, len(tasks)), "headrace-read") as pool:
             self.num_bytes_read += sum(pool.map(lambda task: file.read_into(*task), tasks))
 
     def staged(self, file: OpenFile, pieces: list[Piece], dtype: Any, device: Any) -> Iterator[tuple[Piece, Tensor]]:
         """Yields each piece as a tensor [rows, columns] of the stored type, in order. It may be used until the next one
         is asked for; copies to `device` may still be under way then."""
-        buffers = self._buffers_for(pieces, is_pinned=device.type == "cuda")
-        for piece, buffer in _read_ahead(buffers, file, pieces):
+        fits = max(piece.num_bytes for piece in pieces) <= PIECE_BYTES  # else one row is larger
+        if self._announced_for is not None:
+            assert self._ahead is not None
+            self._ahead.announce(file, pieces if fits else ())
+            return
+        self._was_announced = self._ahead is not None and self._ahead.is_next(file, pieces[0])
+        if fits and (len(pieces) > 1 or self._was_announced):
+            yield from self._from_ahead(file, pieces, dtype, device)
+        else:  # no thread is worth its start
+            yield from self._one_by_one(file, pieces, dtype, device)
+
+    def _from_ahead(
+        self, file: OpenFile, pieces: list[Piece], dtype: Any, device: Any
+    ) -> Iterator[tuple[Piece, Tensor]]:
+        ahead = self._ahead_of(file, pieces, is_pinned=device.type == "cuda")
+        for piece in pieces:
+            assert ahead.is_next(file, piece)
+            buffer = ahead.take()
             self.num_bytes_read += piece.num_bytes
-            yield piece, buffer.rows(piece, dtype)
+            yield piece, buffer.rows(piece.num_rows, piece.num_bytes, dtype)
+            buffer.release(device)
+            ahead.give_back(buffer)
+        if ahead.is_empty and (ahead.is_pinned or self._was_announced):
+            self._ahead = None  # its buffers are not needed again soon
+
+    def _ahead_of(self, file: OpenFile, pieces: list[Piece], *, is_pinned: bool) -> ReadAhead:
+        """What reads these pieces next. Announced ones that were not asked for in their turn are forgotten."""
+        ahead = self._ahead
+        if ahead is None or ahead.is_pinned != is_pinned or not (ahead.is_empty or ahead.is_next(file, pieces[0])):
+            ahead = self._ahead = _new_read_ahead(is_pinned=is_pinned)
+        if ahead.is_empty:
+            ahead.announce(file, pieces)
+        return ahead
+
+    def _one_by_one(
+        self, file: OpenFile, pieces: list[Piece], dtype: Any, device: Any
+    ) -> Iterator[tuple[Piece, Tensor]]:
+        buffer = Buffer(max(piece.num_bytes for piece in pieces), is_pinned=device.type == "cuda")
+        for piece in pieces:
+            buffer.read(file, piece)
+            self.num_bytes_read += piece.num_bytes
+            yield piece, buffer.rows(piece.num_rows, piece.num_bytes, dtype)
             buffer.release(device)
 
-    def _buffers_for(self, pieces: list[Piece], *, is_pinned: bool) -> Sequence[Buffer]:
-        """The buffer that was used last comes last: its copy to a GPU may still be under way."""
-        largest = max(piece.num_bytes for piece in pieces)
-        if largest > PIECE_BYTES:  # one row that is larger
-            return [Buffer(largest, is_pinned=is_pinned)]
-        if is_pinned != self._are_pinned:
-            self._buffers, self._are_pinned = deque(), is_pinned
-        needed = min(NUM_READERS, len(pieces) if not is_pinned else NUM_READERS)
-        while len(self._buffers) < needed:
-            self._buffers.append(Buffer(PIECE_BYTES, is_pinned=is_pinned))
-        self._buffers.rotate(-1)
-        return self._buffers
 
-
-def _read_ahead(buffers: Sequence[Buffer], file: OpenFile, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Buffer]]:
-    if len(pieces) == 1:  # no thread is worth its start
-        yield buffers[0].read(file, pieces[0])
-        return
-    with _threads(len(pieces)) as pool:
-        yield from _in_order(pool, buffers, file, pieces)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, buffers: Iterable[Buffer], file: OpenFile, pieces: Iterable[Piece]
-) -> Iterator[tuple[Piece, Buffer]]:
-    """Reads one piece ahead for each buffer. A buffer is filled again when its piece was used."""
-    remaining = iter(pieces)
-    reading: deque[Future[tuple[Piece, Buffer]]] = deque(
-        pool.submit(buffer.read, file, piece) for buffer, piece in zip(buffers, remaining, strict=False)
-    )
-    while reading:
-        piece, buffer = reading.popleft().result()
-        yield piece, buffer
-        for following in islice(remaining, 1):
-            reading.append(pool.submit(buffer.read, file, following))
-
-
-def _threads(num_pieces: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(NUM_READERS, num_pieces), "headrace-read")
+def _new_read_ahead(*, is_pinned: bool) -> ReadAhead:
+    num_buffers = NUM_GPU_BUFFERS if is_pinned else NUM_READERS
+    return ReadAhead(num_buffers=num_buffers, buffer_bytes=PIECE_BYTES, num_threads=NUM_READERS, is_pinned=is_pinned)
 
 
 def _uint8() -> Any:

@@ -29,6 +29,7 @@ _ELEMENTS_AT_ONCE = 1 << 18  # small enough for a core's cache
 _OUTER = {
     "token_embd": "model.embed_tokens",
     "position_embd": "model.embed_positions",
+    "token_embd_norm": "model.embed_norm",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
@@ -40,14 +41,18 @@ _IN_LAYER = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.router",
+    "exp_probs_b": "mlp.router_correction",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 # Stacks of all experts.
 _OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
@@ -56,6 +61,7 @@ _WITH_POST_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_WITH_TWO_PARALLEL_NORMS = {"attn_norm_2": "input_layernorm", "attn_norm": "post_attention_layernorm"}
 _FUSED_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FUSED_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _PART_OF_SPEC = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -72,7 +78,7 @@ class GgufTensors:
         self._file = file
         self._spec = spec
         self._head_dim = spec.head_dim
-        self._in_layer = _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
+        self._in_layer = _names_in_layer(file, spec)
         self._rotates_pairs = rotates_pairs
         self._bytes_read = 0
 
@@ -81,16 +87,24 @@ class GgufTensors:
 
     def shape(self, name: str) -> Shape:
         part = self._parts[name]
-        return part.shape(self._file.tensors[part.name].shape)
+        shape = part.shape(self._file.tensors[part.name].shape)
+        return (1, *shape) if _is_lone_row(name) and len(shape) == 1 else shape
 
     @property
     def num_bytes_read(self) -> int:
         return self._bytes_read
 
+    @property
+    def file_reader(self) -> None:
+        return None
+
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Rows are read as they are stored: of a part of their columns too, a rank reads whole rows."""
         stored = self._parts[name]
         tensor = self._file.tensors[stored.name]
+        if stored.is_vector:
+            return self._fill_vector(stored, out, part)
+        out = out[0] if _is_lone_row(name) and len(tensor.shape) == 1 else out
         row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
         starts = range(0, len(out), rows_at_once)
@@ -112,6 +126,17 @@ class GgufTensors:
 
     def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
         return None
+
+    def _fill_vector(self, stored: StoredPart, out: Tensor, part: Slice | None) -> None:
+        """Fills a vector that is a row of a stored matrix: the bias of one expert."""
+        import torch
+
+        tensor = self._file.tensors[stored.name]
+        exact = np.empty((1, stored.num_rows), dtype=np.float32)
+        dequantize(self._read_rows(tensor, stored.member or 0, 1), tensor.type_name, exact)
+        rows = range(stored.num_rows) if part is None else part.rows
+        out.copy_(torch.from_numpy(exact[0, rows.start : rows.stop]))
+        self._bytes_read += _row_bytes(tensor)
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         stored = self._parts[name]
@@ -149,9 +174,14 @@ class GgufTensors:
         """Maps Hugging Face's names to stored tensors; unknown tensors keep their names, and are refused later."""
         found: dict[str, StoredPart] = {}
         for tensor in self._file.tensors.values():
-            if tensor.name.removesuffix(".weight") not in _PART_OF_SPEC:
+            if tensor.name.removesuffix(".weight") not in _PART_OF_SPEC and not self._is_of_extra_layer(tensor.name):
                 found |= self._parts_in(tensor)
         return found
+
+    def _is_of_extra_layer(self, name: str) -> bool:
+        """Whether it belongs to a layer that predicts further tokens, which come after the others."""
+        layer = re.match(r"blk\.(\d+)\.", name)
+        return layer is not None and int(layer[1]) >= self._spec.num_layers
 
     def _parts_in(self, tensor: GgufTensor) -> dict[str, StoredPart]:
         num_rows = tensor.shape[0]
@@ -159,22 +189,34 @@ class GgufTensors:
         if match is None:
             return {_other_name(tensor.name): StoredPart(tensor.name, 0, num_rows, num_rows)}
         index, stem, kind = match.groups()
-        if stem in _OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == 3:
+        is_matrix = kind == "weight"
+        if stem in _OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == (3 if is_matrix else 2):
             return self._expert_parts(tensor, f"model.layers.{index}.mlp.experts.*.{_OF_EXPERTS[stem]}.{kind}")
         parts = self._fused_names(index, stem)
         if parts:
             return self._fused_parts_of(tensor, [f"model.layers.{index}.{part}.{kind}" for part in parts])
-        name = f"model.layers.{index}.{self._in_layer[stem]}.{kind}" if stem in self._in_layer else tensor.name
-        return {name: StoredPart(tensor.name, 0, num_rows, num_rows)}
+        if stem not in self._in_layer:
+            return {tensor.name: StoredPart(tensor.name, 0, num_rows, num_rows)}
+        kind = "bias" if stem == "attn_sinks" else kind  # a vector
+        return {
+            f"model.layers.{index}.{self._in_layer[stem]}.{kind}": StoredPart(tensor.name, 0, num_rows, num_rows),
+        }
 
     def _expert_parts(self, tensor: GgufTensor, name: str) -> dict[str, StoredPart]:
         """Splits a stack of experts. `name` has a star for the number of the expert. `StoredPart.shape` checks their
         count."""
         assert self._spec.mixture is not None
-        num_rows, num_experts = tensor.shape[1], self._spec.mixture.num_experts
+        num_experts = self._spec.mixture.num_experts
+        num_rows = tensor.shape[1]  # of a bias: its elements
         return {
             name.replace("*", str(expert)): StoredPart(
-                tensor.name, 0, num_rows, num_rows, member=expert, num_members=num_experts
+                tensor.name,
+                0,
+                num_rows,
+                num_rows,
+                member=expert,
+                num_members=num_experts,
+                is_vector=len(tensor.shape) == 2,
             )
             for expert in range(num_experts)
         }
@@ -198,6 +240,17 @@ class GgufTensors:
     @cached_property
     def _shapes(self) -> dict[str, Shape]:
         return self._spec.tensor_shapes()
+
+
+def _names_in_layer(file: GgufFile, spec: ModelSpec) -> dict[str, str]:
+    if "blk.0.attn_norm_2.weight" in file.tensors:
+        return _IN_LAYER | _WITH_TWO_PARALLEL_NORMS
+    return _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
+
+
+def _is_lone_row(name: str) -> bool:
+    """Whether it is a matrix of one row, which files store as a vector."""
+    return name.endswith(".mlp.shared_expert_gate.weight")
 
 
 def _other_name(name: str) -> str:

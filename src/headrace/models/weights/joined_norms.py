@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.models.spec import Shape
+from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.rearranged import StoredFiles
 from headrace.models.weights.safetensors_files import Region
 from headrace.models.weights.source import Slice
@@ -50,6 +51,10 @@ class JoinedNorms:
     @property
     def num_bytes_read(self) -> int:
         return self._files.num_bytes_read
+
+    @property
+    def file_reader(self) -> FileReader | None:
+        return self._files.file_reader
 
     @cached_property
     def _num_heads(self) -> dict[str, int]:

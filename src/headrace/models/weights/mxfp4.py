@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ModelError
 from headrace.models.spec import Shape
+from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.safetensors_files import Region, SafetensorsFiles
 from headrace.models.weights.source import Slice
 
@@ -67,6 +68,10 @@ class Mxfp4Files:
     @property
     def num_bytes_read(self) -> int:
         return self._files.num_bytes_read
+
+    @property
+    def file_reader(self) -> FileReader:
+        return self._files.file_reader
 
     def _dequantized(self, name: str, region: Region, out: Tensor) -> Tensor:  # [rows, columns]
         """Returns some rows of one expert's matrix, and some columns of them."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.quantized import StoredQuantization
 from headrace.models.spec import Shape
+from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.safetensors_files import Region, SafetensorsFiles
 from headrace.models.weights.source import Slice, StoredRows
 
@@ -83,6 +84,11 @@ class QuantizedFiles:
     @property
     def num_bytes_read(self) -> int:
         return self._files.num_bytes_read
+
+    @property
+    def file_reader(self) -> FileReader | None:
+        """None: the tensors of a matrix are read one after the other, not announced."""
+        return None
 
     def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
         """Returns the matrix, or a part of it, as stored; None: it is not quantized, or the part cuts through groups

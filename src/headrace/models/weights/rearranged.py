@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import Stored, StoredPart, find_parts
+from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.safetensors_files import Region
 from headrace.models.weights.source import Slice, StoredRows
 
@@ -34,6 +35,9 @@ class StoredFiles(Protocol):
 
     @property
     def num_bytes_read(self) -> int: ...
+
+    @property
+    def file_reader(self) -> FileReader | None: ...
 
 
 class Rearranged:
@@ -76,6 +80,10 @@ class Rearranged:
     @property
     def num_bytes_read(self) -> int:
         return self._files.num_bytes_read
+
+    @property
+    def file_reader(self) -> FileReader | None:
+        return self._files.file_reader
 
     @cached_property
     def _parts(self) -> dict[str, StoredPart]:

@@ -90,6 +90,10 @@ class SafetensorsFiles:
         self._reader = FileReader()
 
     @property
+    def file_reader(self) -> FileReader:
+        return self._reader
+
+    @property
     def num_bytes_read(self) -> int:
         """Bytes of tensors, without those of headers."""
         return self._reader.num_bytes_read
@@ -119,7 +123,9 @@ class SafetensorsFiles:
             self.read_ahead(name)
 
     def read_ahead(self, name: str) -> None:
-        """Has the system read what follows a tensor: it is probably needed next."""
+        """Has the system read what follows a tensor: it is probably needed next. What was announced is read anyway."""
+        if self._reader.reads_ahead:
+            return
         tensor = self._stored(name)
         tensor.file.read_ahead(tensor.offset + math.prod(tensor.shape) * _ITEM_BYTES[tensor.type_name])
 
@@ -140,7 +146,7 @@ class SafetensorsFiles:
         pieces = tensor.pieces(region, dtype.itemsize)
         num_rows = len(region.columns if region.is_transposed else region.rows)
         out = out[region.first_row : region.first_row + num_rows]
-        is_plain = out.dtype == dtype and out.device.type == "cpu" and not region.is_transposed
+        is_plain = out.dtype == dtype and self._reader.target(out).type == "cpu" and not region.is_transposed
         if is_plain and out.is_contiguous():
             self._reader.fill(tensor.file, pieces, out)
             return

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headrace.kernels.quantized import QuantizedWeight
+    from headrace.models.weights.file_reader import FileReader
 
 _MAX_NAMED = 5
 
@@ -61,6 +62,10 @@ class WeightSource(Protocol):
     @property
     def num_bytes_read(self) -> int:
         """Bytes of tensors that were read from files so far."""
+
+    @property
+    def file_reader(self) -> FileReader | None:
+        """What reads its files, if reads can be announced to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,10 @@ def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> No
 
 
 def _is_harmless(name: str, spec: ModelSpec) -> bool:
-    """Accepts rotary tables that old checkpoints contain, and a second copy of tied embeddings."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and spec.tie_embeddings)
+    """Accepts rotary tables that old checkpoints contain, a second copy of tied embeddings, and an LM head that a
+    pooling model does not use."""
+    has_other_head = spec.tie_embeddings or spec.pooler is not None
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and has_other_head)
 
 
 def _listed(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, and the same for several conversations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 from headrace.openai.schema.common import SamplingFields
 
 
-class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    messages: list[dict[str, Any]]
+class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """All fields but the conversation."""
+
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -20,3 +21,12 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+
+
+class ChatRequest(ChatFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[dict[str, Any]]
+
+
+class ChatBatchRequest(ChatFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[list[dict[str, Any]]]  # conversations

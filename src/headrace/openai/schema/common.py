@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -38,6 +38,7 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -53,4 +54,6 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None

@@ -36,11 +36,12 @@ class UncapturedStep:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Captures the steps of one runner. `group`: the ranks that its model is divided over, if it is."""
+    """Captures the steps of one runner. `group`: the ranks that its layers are divided over, if they are."""
 
     pool: Any  # of the graphs' memory
     device: torch.device
     group: TensorGroup | None = None
+    is_stage: bool = False  # of a pipeline
 
     def model(self, function: Callable[[], Tensor]) -> Captured:
         """A step of the model, with its collectives."""
@@ -53,7 +54,7 @@ class Capture:
         """A step that needs no other rank."""
         graph = torch.cuda.CUDAGraph()
         # NCCL has a thread that asks for the state of its calls, which would end a capture that watches all threads.
-        mode = "global" if self.group is None else "thread_local"
+        mode = "global" if self.group is None and not self.is_stage else "thread_local"
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode):
             result = function()
         return Captured(graph, result)

@@ -22,7 +22,8 @@ from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sh
 
 
 class Forward(Protocol):
-    """Computes the logits [B, V] of a decode step of `size` sequences from its input buffers."""
+    """Computes the logits [B, V] of a decode step of `size` sequences from its input buffers; the hidden states [B, H]
+    on a stage without a head."""
 
     def __call__(self, size: int, *, is_sharing: bool) -> Tensor: ...
 
@@ -45,8 +46,8 @@ class DecodeGraph:
     size: int
     model: Replay
     logits: Tensor  # [B, V]
-    sampling: SamplingGraph
-    sampling_filtered: SamplingGraph  # with min_p, top_k and top_p
+    sampling: SamplingGraph | None  # None: a later stage of the pipeline samples
+    sampling_filtered: SamplingGraph | None  # with min_p, top_k and top_p
 
 
 class DecodeGraphs:
@@ -73,19 +74,23 @@ class DecodeGraphs:
         return len(self._sizes) + len(self._sharing_sizes)
 
     @torch.inference_mode()
-    def warm_up(self, forward: Forward, sample: SampleStep, device: torch.device) -> None:
-        """Run steps of a few sizes once, which compiles kernels and sets up libraries."""
+    def warm_up(self, forward: Forward, sample: SampleStep | None, device: torch.device) -> None:
+        """Run steps of a few sizes once, which compiles kernels and sets up libraries. `sample`: None on a stage that
+        does not."""
         sizes = self._sizes
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:
                 logits = forward(size, is_sharing=False)
-                for has_filters in (False, True):
-                    sample(logits, has_filters)
+                if sample is not None:
+                    for has_filters in (False, True):
+                        sample(logits, has_filters)
         stream.synchronize()
 
     @torch.inference_mode()
-    def capture(self, forward: Forward, sample: SampleStep, capture: Capture, captured: Callable[[], None]) -> None:
+    def capture(
+        self, forward: Forward, sample: SampleStep | None, capture: Capture, captured: Callable[[], None]
+    ) -> None:
         """Capture every size. `captured` is called after each."""
         for size in self._sizes:
             self._graphs[size, False] = _captured(size, forward, sample, capture, is_sharing=False)
@@ -98,8 +103,12 @@ class DecodeGraphs:
             captured()
 
 
-def _captured(size: int, forward: Forward, sample: SampleStep, capture: Capture, *, is_sharing: bool) -> DecodeGraph:
+def _captured(
+    size: int, forward: Forward, sample: SampleStep | None, capture: Capture, *, is_sharing: bool
+) -> DecodeGraph:
     model, logits = capture.model(lambda: forward(size, is_sharing=is_sharing))
+    if sample is None:
+        return DecodeGraph(size, model, logits, None, None)
     sampling, filtered = (
         SamplingGraph(*capture.local(partial(sample, logits, has_filters))) for has_filters in (False, True)
     )

@@ -24,7 +24,8 @@ def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
     hidden = decoder.hidden(
         torch.zeros(num_tokens, dtype=torch.int32, device=device), *one_prompt_step(decoder, num_tokens)
     )
-    for _ in range(2):  # a graph keeps logits of its own
+    last = hidden  # of a stage without a head, or of a pooling model
+    for _ in range(0 if decoder.head is None else 2):  # a graph keeps logits of its own
         last = decoder.logits(hidden[:1].expand(num_seqs, -1).contiguous())
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before + last.nbytes
@@ -51,7 +52,7 @@ def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list
     """A step of one prompt, whose layers share one small cache, with room to gather the longest contexts."""
     spec, device = decoder.spec, decoder.device
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    cache = ops.allocate_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, device)
+    cache = decoder.allocate_cache(num_blocks, _BLOCK_SIZE)
     places = torch.arange(num_tokens, device=device)
     starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
     layout = StepLayout(
@@ -66,4 +67,4 @@ def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list
         tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)[0]).to(device, torch.int32),
         gatherings=(Gathering(0, starts, max_gathered_tokens(num_tokens, decoder.max_len), num_tokens),),
     )
-    return layout, [cache] * spec.num_layers
+    return layout, [decoder.with_state(cache, layer, 1) for layer in range(spec.num_cache_layers)]

@@ -12,7 +12,9 @@ MAX_HEADS_SHARING = 16  # query heads of one kv head: at least four sequences fi
 
 def can_share_prefixes(spec: ModelSpec, max_len: int) -> bool:
     """Whether decode can share prefixes: not with sliding windows, which end within a prefix, nor with so many query
-    heads on a kv head that one sequence fills a tile."""
+    heads on a kv head that one sequence fills a tile, as with latents."""
+    if spec.latent is not None:
+        return False
     has_windows = any(spec.window_of(layer, max_len) is not None for layer in range(spec.num_layers))
     return not has_windows and spec.num_heads // spec.num_kv_heads <= MAX_HEADS_SHARING
 

@@ -49,7 +49,8 @@ class StepLayouts:
         self._splits = splits
         self._cache_bytes = caches[0].keys.element_size()
         self._seqs_per_tile = seqs_per_tile(decoder.spec, caches[0].keys.dtype)
-        self._gathers = flash.is_made_for(decoder.dtype, decoder.spec.head_dim, decoder.device)
+        has_keys = decoder.spec.latent is None  # latents are read from their blocks
+        self._gathers = has_keys and flash.is_made_for(decoder.dtype, decoder.spec.head_dim, decoder.device)
         self._max_gathered = max_gathered_tokens(shape.max_num_batched_tokens, decoder.max_len)
 
     def of_arrays(self, arrays: list[Tensor], num_decodes: int, max_query_len: int) -> tuple[StepLayout, Tensor]:

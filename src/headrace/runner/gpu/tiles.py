@@ -21,7 +21,12 @@ def tiles_of(num_tokens: IntArray, num_decodes: int, num_fresh: int = 0) -> tupl
 def _tiles_between(num_tokens: IntArray, first: int, end: int) -> IntArray:
     """Tiles in descending order: the last tiles of a prompt see the most keys and start first, so that none is left
     running alone at the end."""
-    counts = -(-num_tokens[first:end] // TILE_ROWS)
+    return tiles_of_rows(num_tokens, first, end, TILE_ROWS)
+
+
+def tiles_of_rows(num_tokens: IntArray, first: int, end: int, rows: int) -> IntArray:
+    """The same with tiles of another size."""
+    counts = -(-num_tokens[first:end] // rows)
     seqs = np.repeat(np.arange(first, end), counts)
     firsts = np.arange(len(seqs)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack([seqs, firsts * TILE_ROWS], axis=1)[::-1]
+    return np.stack([seqs, firsts * rows], axis=1)[::-1]

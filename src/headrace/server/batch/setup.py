@@ -73,7 +73,7 @@ class _SharedEngine:
         return [partial(self._start, batch, number) for number in ready or range(len(phases))]
 
     def _start(self, batch: Batch, number: int, config: EngineConfig, deliver: Deliver) -> Engine:
-        while (state := self._engine.states[number]).phase in ("starting", "restarting"):
+        while (state := self._engine.states[number]).phase in ("starting", "restarting", "asleep"):
             if self.closing.wait(READY_S):
                 raise ResumableJobError("the server stops")
         engine = self._engine.share(

@@ -1,11 +1,12 @@
 """The endpoints: one module each, and the list of their routes.
 
-- `chat`, `completions`, `responses`, `messages`, `embeddings`: the endpoints that run the model. They share
-  `generation` (from the queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline`
-  (time limits).
+- `chat`, `chat_batch`, `completions`, `responses`, `messages`, `embeddings`, `scoring`: the endpoints that run the
+  model. They share `generation` (from the queue to the stream of answers), `prompting` (tokenizing), `beams` (beam
+  search), `deadline` (time limits), `pooled` (embeddings, classes and scores).
 - `response_events`, `background`, `stored_responses`: streamed responses, those without a client, and stored ones.
 - `files`, `batches`: the Batch API; see `headrace.server.batch`.
-- `tokenize`, `models`, `status`, `server_info`, `alerts`, `dashboard`, `admin`, `profile`, `openapi`: the
+- `sagemaker`: the routes that Amazon SageMaker calls. `sleep`: the engine's memory freed and taken again.
+- `tokenize`, `models`, `status`, `server_info`, `alerts`, `dashboard`, `admin`, `profile`, `openapi`, `docs`: the
   others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too, and in
@@ -20,9 +21,16 @@ from __future__ import annotations
 
 from headrace.anthropic.schema import CountTokensRequest, MessagesRequest
 from headrace.openai.schema.batches import BatchRequest
-from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.schema.chat import ChatBatchRequest, ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.openai.schema.embeddings import EmbeddingRequest
+from headrace.openai.schema.embeddings import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from headrace.openai.schema.invocations import InvocationRequest
 from headrace.openai.schema.profile import StartProfileRequest, StopProfileRequest
 from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -31,8 +39,10 @@ from headrace.server.endpoints import (
     alerts,
     batches,
     chat,
+    chat_batch,
     completions,
     dashboard,
+    docs,
     embeddings,
     files,
     messages,
@@ -40,7 +50,10 @@ from headrace.server.endpoints import (
     openapi,
     profile,
     responses,
+    sagemaker,
+    scoring,
     server_info,
+    sleep,
     status,
     stored_responses,
     tokenize,
@@ -61,6 +74,14 @@ ROUTES: tuple[Route, ...] = (
         handler=chat.create_chat_completion,
         summary="The assistant's next message in a conversation",
         body=ChatRequest,
+        generates=True,
+    ),
+    Route(
+        path="/v1/chat/completions/batch",
+        method="POST",
+        handler=chat_batch.create_chat_completions,
+        summary="The assistant's next message in each of several conversations",
+        body=ChatBatchRequest,
         generates=True,
     ),
     Route(
@@ -126,6 +147,52 @@ ROUTES: tuple[Route, ...] = (
         body=EmbeddingRequest,
         generates=True,
     ),
+    *(
+        Route(
+            path=path,
+            method="POST",
+            handler=scoring.create_ranking,
+            summary="Documents in the order of their relevance for a query",
+            body=RerankRequest,
+            generates=True,
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(
+        Route(
+            path=path,
+            method="POST",
+            handler=scoring.create_scores,
+            summary="How relevant texts are for others",
+            body=ScoreRequest,
+            generates=True,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    Route(
+        path="/classify",
+        method="POST",
+        handler=embeddings.create_classification,
+        summary="The probability of each label of a classifier",
+        body=ClassifyRequest,
+        generates=True,
+    ),
+    Route(
+        path="/pooling",
+        method="POST",
+        handler=embeddings.create_pooling,
+        summary="What a pooling model makes of prompts: embeddings, or the outputs of a classifier",
+        body=PoolingRequest,
+        generates=True,
+    ),
+    Route(
+        path="/invocations",
+        method="POST",
+        handler=sagemaker.invoke,
+        summary="A chat, a completion, embeddings or scores, by the fields of the body; for Amazon SageMaker",
+        body=InvocationRequest,
+        generates=True,
+    ),
     Route(
         path="/tokenize",
         method="POST",
@@ -182,6 +249,8 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(path="/health", method="GET", handler=status.health, summary="Whether the server is alive", auth="none"),
     Route(path="/ready", method="GET", handler=status.ready, summary="Whether it takes requests", auth="none"),
+    Route(path="/ping", method="GET", handler=status.health, summary="The same as /health", auth="none"),
+    Route(path="/ping", method="POST", handler=status.health, summary="The same as /health", auth="none"),
     Route(path="/version", method="GET", handler=status.version, summary="Its version"),
     Route(
         path="/server_info",
@@ -219,6 +288,35 @@ ROUTES: tuple[Route, ...] = (
         summary="Figures of this moment, and samples of the last hour from number `since` on",
     ),
     Route(path="/openapi.json", method="GET", handler=show_openapi, summary="This document"),
+    Route(
+        path="/docs",
+        method="GET",
+        handler=docs.page,
+        summary="The routes and the fields of their bodies, as a page; it has no data of its own",
+        auth="none",
+        content_type="text/html",
+    ),
+    Route(
+        path="/sleep",
+        method="POST",
+        handler=sleep.sleep,
+        summary="Free the memory of the engine until it is woken",
+        is_control=True,
+    ),
+    Route(
+        path="/wake_up",
+        method="POST",
+        handler=sleep.wake_up,
+        summary="Load the engine again",
+        is_control=True,
+    ),
+    Route(
+        path="/is_sleeping",
+        method="GET",
+        handler=sleep.is_sleeping,
+        summary="Whether the engine sleeps",
+        is_control=True,
+    ),
     Route(
         path="/start_profile",
         method="POST",

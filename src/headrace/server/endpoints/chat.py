@@ -32,7 +32,9 @@ from headrace.server.endpoints.generation import (
     check_model,
     engine_id,
     includes_final_usage,
+    includes_running_usage,
     limits_of,
+    names_tokens_by_id,
     prepared,
     priority_of,
     running,
@@ -60,11 +62,11 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     num_tokens = estimated_tokens([[request.messages, use.tool_use.tools]], max_model_len)
     with services.queue.reserve(1, num_tokens=num_tokens) as reservation:
         params = await services.engine.compiled(params)
-        prompt = await _tokenize(request, services, use, num_characters=len(body))
-        prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
+        prompt = await tokenized_chat(request, services, use, num_characters=len(body))
+        prompt = truncated(prompt, request, limit, max_model_len)
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
         reservation.count_tokens(len(prompt.token_ids))
-        is_inside = use.is_inside(prompt.text, _continued(request))
+        is_inside = use.is_inside(prompt.text, continued(request))
         params = use.constrained(params, is_inside, services.engine.get_tokenizer())
         reply = ChatReply(
             request, services, use.format(is_inside), answer_id(CHAT_ID_PREFIX, request.request_id, exchange)
@@ -79,13 +81,21 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-def _continued(request: ChatRequest) -> str | None:
+def continued(request: ChatRequest) -> str | None:
     """The text that the answer continues."""
     content = request.messages[-1].get("content") if request.continue_final_message else None
     return content if isinstance(content, str) else None
 
 
-async def _tokenize(
+def _echoed(request: ChatRequest) -> str:
+    """The text before the answer, with `echo`: the last message, if the answer continues it or is of its role."""
+    last = request.messages[-1] if request.echo and request.messages else {}
+    content = last.get("content")
+    is_own = last.get("role") == "assistant" or request.add_generation_prompt is False
+    return content if is_own and isinstance(content, str) else ""
+
+
+async def tokenized_chat(
     request: ChatRequest, services: Services, use: AnswerUse, *, num_characters: int
 ) -> TokenizedPrompt:
     return await tokenize_chat(
@@ -112,6 +122,8 @@ class ChatReply:
         self._services = services
         self._tokenizer: Tokenizer | None = services.engine.tokenizer
         self._created = int(time())
+        self.echoed = _echoed(request)
+        self._as_ids = names_tokens_by_id(services, request.return_tokens_as_token_ids)
 
     def facts(self, kind: str) -> dict[str, Any]:
         return {
@@ -142,7 +154,7 @@ class ChatReply:
     def _completion(
         self, answers: Iterable[CompletionOutput], usage: Usage, more: dict[str, Any] | None = None
     ) -> bytes:
-        parsed = [(answer, self._message(answer)) for answer in answers]
+        parsed = [(answer, self.message(answer)) for answer in answers]
         if self.has_reasoning:
             usage.num_reasoning = sum(self.count(message.reasoning) for _, message in parsed)
         return completion_body(
@@ -150,21 +162,21 @@ class ChatReply:
             encode(self.id)[1:-1],
             self._created,
             encode(self._services.model_name),
-            b",".join([self._choice(answer, message) for answer, message in parsed]),
+            b",".join([self.choice(answer, message) for answer, message in parsed]),
             usage.to_json(),
             members(more or {}),
         )
 
-    def _message(self, answer: CompletionOutput) -> AnswerMessage:
+    def message(self, answer: CompletionOutput) -> AnswerMessage:
         if self.format is None:
             return AnswerMessage(answer.text, answer.finish_reason, b"", "")
         return self.format.message(answer.text, answer.finish_reason)
 
-    def _choice(self, answer: CompletionOutput, message: AnswerMessage) -> bytes:
+    def choice(self, answer: CompletionOutput, message: AnswerMessage) -> bytes:
         shows_tokens = self._request.return_token_ids and not self.hides_reasoning
         return chat_choice(
             answer.index,
-            message.content,
+            self.echoed + (message.content or "") if self.echoed else message.content,
             message.finish_reason,
             answer.stop_reason,
             logprobs=encode(self.logprobs(answer.logprobs)),
@@ -184,13 +196,18 @@ class ChatReply:
         return num_reasoning_tokens(reasoning, self._tokenizer)
 
     def logprobs(self, entries: Any) -> dict[str, Any] | None:
-        return None if entries is None or self.hides_reasoning else chat_logprobs(entries, self._tokenizer)
+        if entries is None or self.hides_reasoning:
+            return None
+        return chat_logprobs(entries, self._tokenizer, as_ids=self._as_ids)
 
     # ---- in chunks
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
         includes_usage = includes_final_usage(self._request.stream_options, self._services)
-        writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
+        gives_usage = includes_running_usage(self._request.stream_options, self._services)
+        writer = ChatChunks(
+            self, self._request, stream.requests[0], usage_is_null=includes_usage, gives_usage=gives_usage
+        )
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.final_usage().to_json()) if includes_usage else b"")
@@ -218,8 +235,16 @@ class ChatReply:
 class ChatChunks:
     """Writes the deltas of one stream, and counts their tokens."""
 
-    def __init__(self, reply: ChatReply, request: ChatRequest, answers: Answers, *, usage_is_null: bool) -> None:
-        options = request.stream_options
+    def __init__(
+        self,
+        reply: ChatReply,
+        request: ChatRequest,
+        answers: Answers,
+        *,
+        usage_is_null: bool,
+        gives_usage: bool = False,
+    ) -> None:
+        """`usage_is_null`: the usage comes at the end; `gives_usage`: each chunk has it too."""
         self.chunks = Chunks(
             reply.facts("chat.completion.chunk"),
             opening=b'"delta":{"content":',
@@ -230,7 +255,7 @@ class ChatChunks:
         self._reply = reply
         self._request = request
         self._answers = answers
-        self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
+        self._gives_usage = gives_usage
         self._gives_tokens = bool(request.return_token_ids) and not reply.hides_reasoning
         self._is_plain = not (request.logprobs or self._gives_tokens or self._gives_usage or reply.format is not None)
         self._is_begun = [False] * (request.n or 1)
@@ -264,7 +289,7 @@ class ChatChunks:
         self._is_begun[index] = True
         choice: dict[str, Any] = {
             "index": index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": self._reply.echoed},
             "logprobs": None,
             "finish_reason": None,
         }

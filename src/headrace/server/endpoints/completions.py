@@ -22,6 +22,7 @@ from headrace.openai.sampling import (
     completion_limit,
     completion_params,
 )
+from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
@@ -30,7 +31,9 @@ from headrace.server.endpoints.generation import (
     check_model,
     engine_id,
     includes_final_usage,
+    includes_running_usage,
     limits_of,
+    names_tokens_by_id,
     prepared,
     priority_of,
     running,
@@ -66,7 +69,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
             add_special_tokens=request.add_special_tokens is not False,
             limited_param="prompt" if request.truncate_prompt_tokens is None else None,
         )
-        tokenized = [truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len) for prompt in tokenized]
+        tokenized = [truncated(prompt, request, limit, max_model_len) for prompt in tokenized]
         for prompt in tokenized:
             check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="prompt")
         reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
@@ -99,8 +102,12 @@ def _within(params: SamplingParams, prompt: TokenizedPrompt, max_model_len: int)
     return replace(params, max_tokens=left, min_tokens=min(params.min_tokens, left))
 
 
-def truncated(prompt: TokenizedPrompt, asked: int | None, limit: AnswerLimit, max_model_len: int) -> TokenizedPrompt:
-    """The last tokens of the prompt, as many as asked for; -1: as many as leave room for the answer."""
+def truncated(
+    prompt: TokenizedPrompt, request: SamplingFields, limit: AnswerLimit, max_model_len: int
+) -> TokenizedPrompt:
+    """The last tokens of the prompt, as many as asked for; -1: as many as leave room for the answer. With
+    `truncation_side` "right" the first ones."""
+    asked = request.truncate_prompt_tokens
     if asked is None:
         return prompt
     if asked == -1:
@@ -112,7 +119,8 @@ def truncated(prompt: TokenizedPrompt, asked: int | None, limit: AnswerLimit, ma
         )
     if len(prompt.token_ids) <= asked:
         return prompt
-    return TokenizedPrompt(None, prompt.token_ids[-asked:])
+    is_right = request.truncation_side == "right"
+    return TokenizedPrompt(None, prompt.token_ids[:asked] if is_right else prompt.token_ids[-asked:])
 
 
 class CompletionReply:
@@ -129,6 +137,7 @@ class CompletionReply:
         self._n = request.n or 1
         self._scores_only = request.max_tokens == 0
         self._wants_logprobs = request.logprobs is not None
+        self._as_ids = names_tokens_by_id(services, request.return_tokens_as_token_ids)
         self.facts: dict[str, Any] = {
             "id": id,
             "object": "text_completion",
@@ -198,9 +207,11 @@ class CompletionReply:
         is_echoed = bool(self._request.echo) and of_prompt is not None
         offsets = offsets or self.offsets(position, is_echoed=is_echoed)
         if not is_echoed or of_prompt is None:
-            return completion_lists(entries, self._tokenizer, offsets=offsets)
+            return completion_lists(entries, self._tokenizer, offsets=offsets, as_ids=self._as_ids)
         first_token = int(self._prompts[position].token_ids[0])
-        return completion_lists((*of_prompt, *entries), self._tokenizer, first_token=first_token, offsets=offsets)
+        return completion_lists(
+            (*of_prompt, *entries), self._tokenizer, first_token=first_token, offsets=offsets, as_ids=self._as_ids
+        )
 
     def offsets(self, position: int, *, is_echoed: bool) -> TextOffsets:
         return TextOffsets(
@@ -223,7 +234,10 @@ class CompletionReply:
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
         includes_usage = includes_final_usage(self._request.stream_options, self._services)
-        writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
+        gives_usage = includes_running_usage(self._request.stream_options, self._services)
+        writer = CompletionChunks(
+            self, self._request, stream.requests, usage_is_null=includes_usage, gives_usage=gives_usage
+        )
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_json()) if includes_usage else b"")
@@ -252,9 +266,14 @@ class CompletionChunks:
     """Writes the deltas of one stream, and counts their tokens."""
 
     def __init__(
-        self, reply: CompletionReply, request: CompletionRequest, requests: Sequence[Answers], *, usage_is_null: bool
+        self,
+        reply: CompletionReply,
+        request: CompletionRequest,
+        requests: Sequence[Answers],
+        *,
+        usage_is_null: bool,
+        gives_usage: bool = False,
     ) -> None:
-        options = request.stream_options
         self.chunks = Chunks(
             reply.facts,
             opening=b'"text":',
@@ -265,7 +284,7 @@ class CompletionChunks:
         self._reply = reply
         self._request = request
         self._requests = requests
-        self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
+        self._gives_usage = gives_usage
         self._is_plain = request.logprobs is None and not request.return_token_ids and not self._gives_usage
         self._is_begun = [not (request.echo or request.return_token_ids)] * (len(requests) * reply._n)
         self._offsets: list[TextOffsets | None] = [None] * len(self._is_begun)

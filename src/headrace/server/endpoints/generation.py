@@ -13,8 +13,10 @@ from typing import Protocol, TypeVar
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
+from headrace.engine.checks import NOT_GENERATIVE
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
+from headrace.errors import RequestError
 from headrace.monitor.times import RequestMeter
 from headrace.openai.answer_format import NO_PARSERS, AnswerUse, read_answer_use
 from headrace.openai.errors import bad_request, not_supported
@@ -30,7 +32,13 @@ from headrace.types import BACKGROUND_PRIORITY, Request, SamplingParams, Sequenc
 
 
 def limits_of(services: Services) -> Limits:
-    return Limits(services.options.max_n, services.options.max_logprobs)
+    options = services.options
+    return Limits(options.max_n, options.max_logprobs, services.engine.spec.vocab_size)
+
+
+def names_tokens_by_id(services: Services, asked: bool | None) -> bool:
+    """Whether log-probabilities name tokens by their ids: the client or the server's settings say so."""
+    return services.options.return_tokens_as_token_ids if asked is None else asked
 
 
 def includes_final_usage(options: StreamOptions | None, services: Services) -> bool:
@@ -38,7 +46,17 @@ def includes_final_usage(options: StreamOptions | None, services: Services) -> b
     return services.options.enable_force_include_usage or (options is not None and bool(options.include_usage))
 
 
-def check_model(services: Services, name: str | None) -> None:
+def includes_running_usage(options: StreamOptions | None, services: Services) -> bool:
+    """Whether each chunk has the usage so far. A server that is set to include it does so in each, as vLLM's."""
+    return services.options.enable_force_include_usage or (
+        options is not None and bool(options.include_usage and options.continuous_usage_stats)
+    )
+
+
+def check_model(services: Services, name: str | None, *, generates: bool = True) -> None:
+    """Refuse the name of another model, and, for a request that `generates` text, a model that does not."""
+    if generates and services.engine.spec.pooler is not None:
+        raise RequestError(NOT_GENERATIVE, param="model", code="unsupported_model")
     if name is not None and name not in services.model_names:
         known = " and ".join(map(repr, services.model_names))
         raise ApiError(

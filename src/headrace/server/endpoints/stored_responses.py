@@ -51,7 +51,9 @@ async def list_input_items(services: Services, exchange: Exchange) -> None:
 async def cancel_response(services: Services, exchange: Exchange) -> None:
     stored = _find(services, exchange, CANCEL)
     if stored.run is None:
-        raise bad_request("only a response that was created with background: true can be cancelled", "background")
+        raise bad_request(
+            "Cannot cancel a synchronous response: only one that was created with background: true", "background"
+        )
     await stored.run.cancel()
     await reply(exchange, stored.response)
 
@@ -68,7 +70,7 @@ def _find(services: Services, exchange: Exchange, suffix: str = "") -> StoredRes
     id = exchange.path.removeprefix(PREFIX).removesuffix(suffix)
     stored = services.responses.find(owner_of(exchange), id)
     if stored is None:
-        raise ApiError(404, f"there is no stored response {id[:80]!r}", param="response_id", code="not_found")
+        raise ApiError(404, f"Response with id {id[:80]!r} not found.", param="response_id", code="not_found")
     return stored
 
 

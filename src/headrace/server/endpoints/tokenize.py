@@ -67,7 +67,7 @@ async def detokenize(services: Services, exchange: Exchange) -> None:
     tokenizer = services.engine.get_tokenizer()
     for token in request.tokens:
         if not 0 <= token < 2**31:
-            raise bad_request(f"token id {token} is outside the vocabulary", "tokens")
+            raise bad_request(f"token id {token} is out of vocabulary", "tokens")
     with services.queue.reserve():  # token ids to decode are no prompt
         text = await off_loop(lambda: tokenizer.decode(request.tokens, False), num_characters=len(body))
     await exchange.reply(200, msgspec.json.encode({"prompt": text}))

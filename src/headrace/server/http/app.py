@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from headrace.errors import EngineDeadError, HeadraceError
 from headrace.server.http.errors import ApiError, ClientGoneError, from_headrace, internal_error, without_message
 from headrace.server.http.exchange import Exchange, Receive, Scope, Send
 from headrace.server.http.routes import ADMIN_PREFIX, Route, Router
+from headrace.server.load_report import load_headers
 from headrace.server.services import Services
 
 __all__ = ["App", "Services"]
@@ -48,6 +50,7 @@ class App:
             await route.handler(self._services, exchange)
             return
         self._services.num_in_flight += 1
+        exchange.load_report = partial(load_headers, self._services, exchange)
         try:
             await route.handler(self._services, exchange)
         finally:

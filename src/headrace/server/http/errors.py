@@ -66,6 +66,8 @@ def from_headrace(error: HeadraceError) -> ApiError:
             return ApiError(500, str(error), type=SERVER_ERROR, code="profiler_failed")
         case FailedRequestError():
             return ApiError(500, str(error), type=SERVER_ERROR, code=ENGINE_ERROR)
+        case EngineDeadError(code="asleep"):
+            return ApiError(503, str(error), type=SERVER_ERROR, code="asleep", headers={"Retry-After": "1"})
         case EngineDeadError():
             return ApiError(
                 503,

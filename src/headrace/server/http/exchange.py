@@ -38,7 +38,13 @@ class Exchange:
         self.send = send
         self.status: int | None = None  # set once the status line has been sent
         self.fail_stream: Callable[[ApiError], Awaitable[None]] | None = None  # set once a stream has started
+        self.load_report: Callable[[], Mapping[str, str]] = dict  # further headers of a successful answer
         self._receive = receive
+        self._returned: bytes | None = None  # see `return_body`
+
+    def return_body(self, body: bytes) -> None:
+        """Let the next `read_body` return the body again, for a handler that was chosen by it."""
+        self._returned = body
 
     def detached(self) -> Exchange:
         """The same request without its client: it never disconnects, and what is sent is dropped."""
@@ -73,6 +79,9 @@ class Exchange:
 
     async def read_body(self, limit: int) -> bytes:
         self._check_is_json()
+        if self._returned is not None:
+            body, self._returned = self._returned, None
+            return body
         parts: list[bytes] = []
         length = 0
         while True:
@@ -118,7 +127,8 @@ class Exchange:
         self, status: int, body: bytes, *, content_type: str = JSON, headers: Mapping[str, str] | None = None
     ) -> None:
         fields = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-        fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        more = {**(headers or {}), **(self.load_report() if status < 300 else {})}
+        fields += [(name.lower().encode(), value.encode()) for name, value in more.items()]
         self.status = status
         await self.send({"type": "http.response.start", "status": status, "headers": fields})
         await self.send({"type": "http.response.body", "body": body})

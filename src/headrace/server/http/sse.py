@@ -116,7 +116,8 @@ class EventStream:
         self._has_begun = True
         if self._exchange.fail_stream is None:
             self._exchange.fail_stream = self._fail
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        more = [(name.encode(), value.encode()) for name, value in self._exchange.load_report().items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *more]})
 
     async def _fail(self, error: ApiError) -> None:
         await self.end(data(error_body(error)))

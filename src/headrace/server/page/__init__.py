@@ -1,7 +1,9 @@
-"""The dashboard page: index.html, style.css and the scripts beside it, joined into one page that loads nothing else.
+"""The pages of the server: each an HTML file, style.css and scripts beside it, joined into one that loads nothing else.
 
 The browser may run and style only what is in these files (their hashes are in the Content-Security-Policy header), and
-may ask this server alone. The page has no data: its script asks for them, with the key that the user types.
+may ask this server alone. A page has no data: its script asks for them, with the key that the user types.
+
+The dashboard:
 
     index.html    the sections, and a place for style and script
     format.js     numbers, times and shares as text
@@ -11,6 +13,11 @@ may ask this server alone. The page has no data: its script asks for them, with 
     panels.js     alerts, bottleneck, GPUs, batches and settings
     prompt.js     the box to try a prompt
     main.js       the loop that asks for new figures
+
+The documentation of the API, /docs:
+
+    docs.html     the places for routes and schemas; it uses api.js too
+    docs.js       the OpenAPI document as HTML
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+DOCS_SCRIPTS = ("api.js", "docs.js")
 SCRIPTS = ("format.js", "api.js", "chart.js", "cards.js", "panels.js", "prompt.js", "main.js")
 STYLE_MARK, SCRIPT_MARK = "/* style.css */", "/* scripts */"
 
@@ -34,9 +42,18 @@ class Page:
 @cache
 def dashboard_page() -> Page:
     """The page and its headers. Read once."""
+    return _page("index.html", SCRIPTS)
+
+
+@cache
+def docs_page() -> Page:
+    return _page("docs.html", DOCS_SCRIPTS)
+
+
+def _page(html_name: str, scripts: tuple[str, ...]) -> Page:
     style = _read("style.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_read(name) for name in SCRIPTS) + "})();\n"
-    html = _read("index.html")
+    script = '"use strict";\n(() => {\n' + "\n".join(_read(name) for name in scripts) + "})();\n"
+    html = _read(html_name)
     assert html.count(STYLE_MARK) == html.count(SCRIPT_MARK) == 1, "one place for style and script"
     policy = {
         "default-src": "'none'",

@@ -10,7 +10,7 @@ from headrace.errors import RequestError, nearest
 from headrace.text.closed_schemas import closed
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_calls import ToolParser, parser_for
-from headrace.text.tools.rules import ToolRule, quoted
+from headrace.text.tools.rules import ToolRule, json_rule, quoted
 from headrace.types import StructuredOutputs
 
 MAX_TOOLS = 128
@@ -26,10 +26,12 @@ def tools_grammar(
     *,
     tokenizer: Tokenizer | None = None,
     parallel_tool_calls: bool = True,
+    answer: Mapping[str, Any] | None = None,
 ) -> StructuredOutputs:
     """Returns the grammar for a `tool_choice`: "required" asks for one or more calls, an object for one of that name.
 
     `tools` have OpenAI's format. With the model's `tokenizer`, markers that are special tokens are written as such.
+    `answer` is a JSON schema: the model may write such a text instead of calls.
     """
     schemas = read_tools(tools)
     name = _chosen(tool_choice, schemas)
@@ -39,6 +41,8 @@ def tools_grammar(
     kind = parser if isinstance(parser, ToolParser) else parser_for(parser)
     rules = [ToolRule(i, name, _closed(name, schema)) for i, (name, schema) in enumerate(schemas.items())]
     lines = kind.rules(rules, lambda text: _marker(text, tokenizer), max_calls)
+    if answer is not None:
+        lines = _or_answer(lines, answer)
     return StructuredOutputs(grammar="\n".join(lines), asked_as="tools")
 
 
@@ -62,6 +66,18 @@ def read_tools(tools: object) -> dict[str, Mapping[str, Any]]:
             raise _refused(f"[{index}].function.parameters must be a JSON schema, got {type(schema).__name__}")
         schemas[name] = _NO_ARGUMENTS if schema is None else schema
     return schemas
+
+
+def _or_answer(lines: Sequence[str], schema: Mapping[str, Any]) -> list[str]:
+    """The rules of calls, with a JSON text as the other way to answer."""
+    start, *others = lines
+    calls = start.removeprefix("start: ")
+    assert calls != start, "the first rule is the start"
+    try:
+        answer = json_rule("answer", closed(schema))
+    except RecursionError:
+        raise _refused(": the schema of response_format is nested too deeply") from None
+    return ["start: all_calls | answer", f"all_calls: {calls}", *others, answer]
 
 
 def _chosen(tool_choice: object, schemas: Mapping[str, Any]) -> str | None:

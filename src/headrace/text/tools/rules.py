@@ -15,6 +15,11 @@ _MAX_COUNTED = 256  # characters of a text that are counted; more would need too
 _SHARED = ("$defs", "definitions")  # what references in a part of a schema point to
 
 
+def json_rule(name: str, schema: Mapping[str, Any]) -> str:
+    """The rule of a JSON text that matches a schema."""
+    return f"{name}: %json {json_text({**_OPTIONS, **schema})}"
+
+
 @dataclass(frozen=True)
 class ToolRule:
     """A tool that may be called: `id` makes the names of its rules unique."""
@@ -33,7 +38,7 @@ class ToolRule:
 
     def json_arguments(self) -> str:
         """Returns the rule of the arguments as a JSON object."""
-        return f"{self.arguments}: %json {json_text({'type': 'object', **_OPTIONS, **self.schema})}"
+        return json_rule(self.arguments, {"type": "object", **self.schema})
 
     def parameters(self) -> list[ParameterRule]:
         """Returns the parameters, those that are required first."""
@@ -65,7 +70,7 @@ class ParameterRule:
     def json_value(self) -> str:
         """Returns the rule of its value as JSON."""
         schema = self.schema if isinstance(self.schema, Mapping) else {}
-        return f"{self.value}: %json {json_text({**_OPTIONS, **schema})}"
+        return json_rule(self.value, schema)
 
     @property
     def repeats(self) -> str:

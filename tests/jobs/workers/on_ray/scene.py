@@ -32,7 +32,13 @@ OnAnswers = Callable[["WatchedCluster", int], None]
 
 
 def front_of(config: EngineConfig) -> Front:
-    return Front(cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE)), None, None, (EOS,), "fake")
+    return Front(
+        cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE, pooler=None, is_encoder=False)),
+        None,
+        None,
+        (EOS,),
+        "fake",
+    )
 
 
 class WatchedCluster(RayCluster):

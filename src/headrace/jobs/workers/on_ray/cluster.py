@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -15,6 +13,7 @@ from typing import Any
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.grammars import Grammars
+from headrace.engine.nodes.ray_connection import INSTALL, connect, import_ray
 from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.engine.shares import EngineShare
 from headrace.engine.start import Engine, open_model, tokenizer_of
@@ -28,11 +27,9 @@ from headrace.models import ModelSpec
 from headrace.startup import Report, StartupStages
 from headrace.text import Tokenizer
 
-CONNECT_S = 5.0
 PLACE_POLL_S = 0.25  # between two looks whether the job has ended, while an actor waits for a place
 TELL_AFTER_S = 15.0  # without any actor in place
 NUM_CALLS = 4  # of one actor at a time: one that receives, one that sends, and spare ones
-INSTALL = "pip install 'headrace[ray]' on every machine of the cluster"
 
 Tell = Callable[[str], None]
 
@@ -81,6 +78,11 @@ class RayCluster:
     # The workers of a job.
 
     def shares(self, config: EngineConfig, num_workers: int | None) -> list[EngineShare]:
+        if config.nnodes > 1:
+            raise ConfigError(
+                f"nnodes={config.nnodes} with --ray: each worker of a job is on one node; for one engine on several "
+                "nodes use --distributed-executor-backend ray instead"
+            )
         self._plan = plan = plan_actors(config, self._nodes(), num_workers)
         return [plan.share] * plan.num_workers
 
@@ -259,10 +261,8 @@ def _death_of(error: Exception) -> EngineDeadError:
 def connected(address: str, **options: Any) -> Iterator[RayCluster]:
     """Connect to the cluster at `address` (HOST:PORT, or 'auto' for the one that this machine belongs to). `options`
     are those of `RayCluster`. A connection that this process already has is used and kept."""
-    ray = _import_ray()
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        _connect(ray, address)
+    ray = import_ray("--ray")
+    is_ours = connect(ray, address)
     cluster = RayCluster(ray, **options)
     try:
         yield cluster
@@ -270,36 +270,6 @@ def connected(address: str, **options: Any) -> Iterator[RayCluster]:
         cluster.close()
         if is_ours:
             ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ConfigError(f"--ray needs the library ray, which is not installed: {INSTALL}") from error
-
-
-def _connect(ray: Any, address: str) -> None:
-    if address != "auto":
-        _check_address(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    except Exception as error:  # noqa: BLE001  ray raises many kinds
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError(
-            f"no Ray cluster at {address}: {first}; run this command on a machine of the cluster ('ray start')"
-        ) from None
-
-
-def _check_address(address: str) -> None:
-    """Ray itself waits for minutes."""
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
-        raise ConfigError(f"--ray {address}: give HOST:PORT, as 'ray start --head' prints it, or auto")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError as error:
-        raise ConfigError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
 
 
 def _ignore(stage: object) -> None:

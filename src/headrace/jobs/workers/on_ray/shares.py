@@ -1,6 +1,6 @@
 """How many actors a Ray cluster holds, and each one's part of its node.
 
-GPUs in the cluster     tensor_parallel_size GPUs per actor; its threads: their part of the smallest such node
+GPUs in the cluster     a GPU per rank of an actor's engine; its threads: their part of the smallest such node
 CPUs only               --num-threads cores per actor; without it, as many as let all workers find a place;
                         'auto': one actor per node
 memory of a CPU         divided by the actors that fit on the largest node
@@ -43,7 +43,7 @@ def plan_actors(config: EngineConfig, nodes: Sequence[Node], num_workers: int | 
 
 
 def _on_gpus(config: EngineConfig, nodes: Sequence[Node], num_workers: int | None) -> ActorPlan:
-    size = config.tensor_parallel_size
+    size = config.tensor_parallel_size * config.pipeline_parallel_size
     num_threads = max(1, min(size * node.num_cpus // node.num_gpus for node in nodes))
     share = EngineShare(
         config=config if config.num_threads is not None else replace(config, num_threads=num_threads),

@@ -1,0 +1,18 @@
+"""How much shared memory a program may use: tiles are chosen to fit."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from triton.runtime import driver
+
+_HOPPER_BYTES = 232_448  # for a tensor that is not on a GPU, as in Triton's interpreter
+
+
+@functools.cache
+def shared_memory_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _HOPPER_BYTES
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])

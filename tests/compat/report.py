@@ -1,0 +1,165 @@
+"""docs/compatibility.md from the results of other projects' tests, and the reasons in scope.toml."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+PASSED, NO_REASON = "passed", "no reason yet"
+KINDS = {  # of tests that do not pass, in the order of the page
+    NO_REASON: "Failed",
+    "missing": "Missing here",
+    "different": "Different on purpose",
+    "model": "Need the model that they were written for",
+    "outside": "Not about a server",
+}
+OWN_CODE = "uses the project's own code"  # as the adapter says it
+
+
+_INTRODUCTION = """\
+The server tests of vLLM and SGLang, run against `headrace serve`: only the command that starts the server and the model
+are changed. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY` writes this page from checkouts of the two projects; the
+reasons are in `tests/compat/scope.toml`.
+
+Headrace {version}, {date}. The model of every test is SmolLM2-135M-Instruct, with a chat template that shows tools, on
+a CPU. Tests that expect words, token counts or the reasoning of another model cannot pass with it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one test did, as the adapter noted it."""
+
+    test: str  # pytest's id
+    outcome: str
+    line: int | None
+    message: str
+
+    @property
+    def file(self) -> str:
+        return self.test.partition("::")[0]
+
+    @property
+    def name(self) -> str:
+        return self.test.partition("::")[2] or "(the file)"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A result with the kind of it and, unless it passed, the reason."""
+
+    result: Result
+    kind: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """The results of one project; `scope` is its part of scope.toml."""
+
+    commit: str
+    folder: str
+    results: Sequence[Result]
+    scope: dict[str, Any]
+    not_run: Sequence[str] = ()  # files of the scope without results
+
+    @cached_property
+    def judged(self) -> list[Judged]:
+        return [self._judged(result) for result in self.results]
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        return Counter(each.kind for each in self.judged)
+
+    @property
+    def num_applicable(self) -> int:
+        return len(self.results) - self.counts["outside"]
+
+    @property
+    def summary(self) -> str:
+        others = ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind])
+        title = self.scope["title"]
+        return f"{title}: {self.counts[PASSED]} of {self.num_applicable} tests of its server pass; others: {others}"
+
+    def _judged(self, result: Result) -> Judged:
+        if result.outcome == PASSED:
+            return Judged(result, PASSED)
+        if OWN_CODE in result.message:
+            return Judged(result, "outside", f"calls functions of {self.scope['title']}")
+        name = result.test.removeprefix(self.folder + "/")
+        for rule in self.scope.get("reasons", []):
+            if any(fnmatchcase(name, pattern) for pattern in rule["tests"]):
+                return Judged(result, rule["kind"], rule["reason"])
+        return Judged(result, NO_REASON, "")
+
+
+def page(projects: Sequence[Project], *, date: str, version: str) -> str:
+    return "\n".join([*_introduction(projects, date, version), *(line for each in projects for line in _part(each))])
+
+
+def _introduction(projects: Sequence[Project], date: str, version: str) -> Iterator[str]:
+    yield "# Compatibility"
+    yield ""
+    yield from _INTRODUCTION.format(version=version, date=date).splitlines()
+    yield ""
+    yield "| Tests of | commit | of its server | passed | missing | different | other model | not about a server |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for project in projects:
+        counts, title = project.counts, project.scope["title"]
+        missing = counts["missing"] + counts[NO_REASON]
+        cells = [counts[PASSED], missing, counts["different"], counts["model"], counts["outside"]]
+        yield f"| {title} | {project.commit} | {project.num_applicable} | " + " | ".join(map(str, cells)) + " |"
+    yield ""
+
+
+def _part(project: Project) -> Iterator[str]:
+    yield f"## {project.scope['title']}"
+    yield ""
+    yield project.scope["about"]
+    yield ""
+    for kind, title in KINDS.items():
+        found = [each for each in project.judged if each.kind == kind]
+        if found:
+            yield from _not_passed(title, found)
+    if project.not_run:
+        yield "### Not run"
+        yield ""
+        yield from (f"- `{file}`" for file in project.not_run)
+        yield ""
+    yield "### Passed"
+    yield ""
+    by_file: dict[str, list[Result]] = defaultdict(list)
+    for each in project.judged:
+        if each.kind == PASSED:
+            by_file[each.result.file].append(each.result)
+    for file, results in by_file.items():
+        yield f"- `{file}`: {_tests(results)}"
+    yield ""
+
+
+def _not_passed(title: str, judged: Sequence[Judged]) -> Iterator[str]:
+    yield f"### {title}"
+    yield ""
+    by_reason: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for each in judged:
+        by_reason[each.reason, each.result.file].append(each.result)
+    last = None
+    for (reason, file), results in sorted(by_reason.items(), key=lambda item: item[0]):
+        if reason != last:
+            yield f"- {reason or 'no reason is written down'}:"
+            last = reason
+        yield f"    - `{file}`: {_tests(results)}"
+    yield ""
+
+
+def _tests(results: Sequence[Result]) -> str:
+    """Names with their lines; of a test with parameters the number of those."""
+    found: dict[tuple[str, int | None], int] = Counter((each.name.partition("[")[0], each.line) for each in results)
+    shown = []
+    for (name, line), number in found.items():
+        text = f"{name.removeprefix('test_')} ({line})" if line is not None else name
+        shown.append(f"{text} x {number}" if number > 1 else text)
+    return ", ".join(shown)

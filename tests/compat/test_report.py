@@ -1,0 +1,59 @@
+"""The page about other projects' tests: each result is judged by the reasons, and a failure without one is seen."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.compat.adapter.compat_server import translated
+from tests.compat.report import KINDS, NO_REASON, OWN_CODE, Project, Result, page
+
+SCOPE = {
+    "title": "vLLM",
+    "about": "Its tests.",
+    "reasons": [{"tests": ["chat/test_chat.py::test_lora*"], "kind": "missing", "reason": "no adapters"}],
+}
+HERE = Path(__file__).parent
+
+
+def project(*results: Result) -> Project:
+    return Project(commit="abc of 2026-08-22", folder="tests/entrypoints", results=results, scope=SCOPE)
+
+
+def result(name: str, outcome: str = "failed", message: str = "") -> Result:
+    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, message)
+
+
+def test_each_result_has_its_kind_and_reason() -> None:
+    made = project(
+        result("test_a", "passed"),
+        result("test_lora[x]"),
+        result("test_unit", "skipped", f"Skipped: {OWN_CODE}: vllm.SamplingParams"),
+        result("test_b"),
+    )
+    assert [each.kind for each in made.judged] == ["passed", "missing", "outside", NO_REASON]
+    assert made.num_applicable == 3 and made.summary.startswith("vLLM: 1 of 3 tests")
+
+
+def test_the_page_names_each_test_with_its_line() -> None:
+    made = project(result("test_a[1]", "passed"), result("test_a[2]", "passed"), result("test_lora[x]"))
+    text = page([made], date="2026-11-17", version="0.1.0")
+    assert "| vLLM | abc of 2026-08-22 | 3 | 2 | 1 | 0 | 0 | 0 |" in text
+    assert "`tests/entrypoints/chat/test_chat.py`: a (12) x 2" in text
+    assert "- no adapters:\n    - `tests/entrypoints/chat/test_chat.py`: lora (12)" in text
+
+
+def test_flags_of_the_tests_are_dropped_with_their_values_or_renamed() -> None:
+    given = ["--dtype", "half", "--enforce-eager", "--max_model_len", "64", "--dtype=half", "--seed", "1"]
+    assert translated(given, "vllm") == ["--max-model-len", "64", "--seed", "1"]
+    assert translated(["--context-length", "64", "--tp-size", "2"], "sglang") == ["--max-model-len", "64"]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_every_reason_has_a_known_kind_and_a_sentence(name: str) -> None:
+    scope = tomllib.loads((HERE / "scope.toml").read_text(encoding="utf-8"))[name]
+    assert scope["title"] and scope["about"] and scope["files"]
+    for rule in scope["reasons"]:
+        assert rule["tests"] and rule["reason"] and rule["kind"] in KINDS and rule["kind"] != NO_REASON

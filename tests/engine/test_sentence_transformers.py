@@ -1,0 +1,87 @@
+"""Embedding models and cross-encoders saved by sentence-transformers itself, compared with its own answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from headrace import LLM
+from tests.engine import tiny
+from tests.engine.tiny_encoders import HIDDEN, save_encoder, words
+
+library: Any = pytest.importorskip("sentence_transformers", minversion="6.0")
+
+pytestmark = [pytest.mark.parity, pytest.mark.slow]
+
+TEXTS = [words(1), words(2, 3, 4), words(*range(30)), words(*range(20, 50)), words(5, 5, 5)]
+LONG = words(*range(60))  # more than max_seq_length
+
+
+def save_for_auto_tokenizer(directory: Path, *, has_types: bool = False) -> None:
+    """sentence-transformers loads the tokenizer with transformers, which needs its config."""
+    named = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    path, inputs = str(directory / "tokenizer.json"), ["input_ids", "attention_mask"]
+    inputs += ["token_type_ids"] if has_types else []
+    made = transformers.PreTrainedTokenizerFast(tokenizer_file=path, model_input_names=inputs, **named)
+    made.save_pretrained(directory)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, tmp_path: Path) -> None:
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    save_encoder(base, kind)
+    save_for_auto_tokenizer(base)
+    parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    modules = [
+        parts.Transformer(str(base), max_seq_length=40),
+        parts.Pooling(HIDDEN, pooling_mode=pooling),
+        *([parts.Dense(HIDDEN, 24)] if kind == "bert" else []),
+        *([parts.Normalize()] if pooling == "mean" else []),
+    ]
+    model = library.SentenceTransformer(modules=modules, device="cpu", prompts={"query": "w9 w8 ", "document": ""})
+    model.save(str(saved))
+    with LLM(str(saved)) as llm:
+        assert llm.settings.max_model_len == 40
+        found = [output.embedding for output in llm.embed([*TEXTS, LONG], truncate_prompt_tokens=-1)]
+        np.testing.assert_allclose(found, model.encode([*TEXTS, LONG]), atol=1e-5, rtol=1e-4)
+        queries = [output.embedding for output in llm.embed(TEXTS, prompt_name="query")]
+        np.testing.assert_allclose(queries, model.encode(TEXTS, prompt_name="query"), atol=1e-5, rtol=1e-4)
+        scores = [output.outputs.score for output in llm.score(TEXTS[1], TEXTS)]  # type: ignore[union-attr]
+        expected = library.util.cos_sim(model.encode_query([TEXTS[1]]), model.encode_document(TEXTS))
+        np.testing.assert_allclose(scores, expected[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "has_types"), [("bert", True), ("bert", False), ("modernbert", False)])
+def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
+    kind: str, has_types: bool, tmp_path: Path
+) -> None:
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    save_encoder(base, kind, "ForSequenceClassification", num_labels=1)
+    save_for_auto_tokenizer(base, has_types=has_types)
+    model = library.CrossEncoder(str(base), device="cpu")
+    model.save_pretrained(str(saved))
+    with LLM(str(saved)) as llm:
+        found = [output.outputs.score for output in llm.score(TEXTS[1], TEXTS)]  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, model.predict([(TEXTS[1], text) for text in TEXTS]), atol=1e-5, rtol=1e-4)
+
+
+def test_a_reranker_that_answers_with_a_token_is_recognised_by_its_module(tmp_path: Path) -> None:
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    model = tiny.save_model(base, "qwen3")
+    tokens = {"true_token_id": 90, "false_token_id": 80}
+    parts = pytest.importorskip("sentence_transformers.cross_encoder.modules")
+    transformer = pytest.importorskip("sentence_transformers.base.modules").Transformer
+    modules = [transformer(str(base), transformer_task="text-generation"), parts.LogitScore(**tokens)]
+    library.CrossEncoder(modules=modules, device="cpu").save_pretrained(str(saved))
+    with LLM(str(saved), max_model_len=512) as llm:
+        (output,) = llm.score("a query", "a document")
+    with torch.inference_mode():
+        pair = model(torch.tensor([output.prompt_token_ids])).logits[0, -1, [80, 90]]
+    expected = float((pair[1] - pair[0]).sigmoid())
+    assert output.outputs.score == pytest.approx(expected, abs=1e-5)  # type: ignore[union-attr]
