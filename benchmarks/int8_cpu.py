@@ -24,7 +24,7 @@ from headrace.kernels.cpu import linear as cpu_linear
 
 MATRICES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}  # N, K; 30 layers
 ROWS = (1, 8, 64, 128, 512)
-SECONDS = 0.25
+SECONDS = 0.15
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
