@@ -37,6 +37,11 @@ def test_matrices_are_written_as_they_are_rounded(kind: Kind, model: Path, tmp_p
     assert after.spec.quantization is not None and after.spec.quantization.kind == kind
     assert torch.allclose(after.tensor(Q), dequantize(quantize(before.tensor(Q), kind)), rtol=1e-2, atol=1e-3)
     assert torch.equal(after.tensor("model.norm.weight"), before.tensor("model.norm.weight"))
+    kept = "model.layers.2.mlp.down_proj"  # of the last layer
+    assert torch.equal(after.tensor(f"{kept}.weight"), before.tensor(f"{kept}.weight"))
+    assert after.weights.quantized(f"{kept}.weight", torch.device("cpu")) is None
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == ["lm_head", kept]
     assert (tmp_path / "out" / "tokenizer.json").exists()
 
 

@@ -11,7 +11,7 @@ import torch
 from headrace.errors import UnsupportedModelError
 from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
 from headrace.models import load_decoder, open_checkpoint
-from headrace.models.quantized import read_quantization
+from headrace.models.quantized import kept_in_16_bits, read_quantization
 from headrace.models.weights.source import Slice
 from tests.models.quantized_checkpoints import LAYOUTS, compressed, write
 
@@ -114,3 +114,8 @@ def test_weights_alone_in_eight_bits_are_dequantized(tmp_path: Path) -> None:
     _, pack = LAYOUTS["compressed fp8 per channel"]
     write(tmp_path, compressed(8, "float", "channel", inputs=False), pack)
     assert open_checkpoint(str(tmp_path)).weights.quantized(Q, CPU) is None
+
+
+def test_quantizing_keeps_the_down_projections_that_cost_most() -> None:
+    layers = {count: sorted(int(name.split(".")[2]) for name in kept_in_16_bits(count)) for count in (2, 16, 30, 80)}
+    assert layers == {2: [1], 16: [0, 15], 30: [0, 1, 2, 29], 80: [0, 1, 2, 79]}
