@@ -195,9 +195,10 @@ def _predict(
 def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None:
     memory = found.memory
     if not memory.fits:
-        parts = memory.weights + memory.activations + memory.runtime
+        parts = memory.weights + memory.activations + memory.runtime + memory.states
         return (
-            f"weights of {gib(memory.weights)}, steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
+            f"weights of {gib(memory.weights)}, {f'states of {gib(memory.states)}, ' if memory.states else ''}"
+            f"steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
             f"CUDA graphs take {gib(parts)} of the {gib(memory.allowed)} that may be used; {gib(memory.shortfall)} "
             "are missing"
         )

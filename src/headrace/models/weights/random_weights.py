@@ -46,7 +46,7 @@ class RandomWeights:
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """A part has the numbers that it has in the whole tensor."""
         if name.endswith("norm.weight"):
-            out.fill_(self._norm_weight)
+            out.fill_(1.0 if name.endswith("recurrent.norm.weight") else self._norm_weight)  # that one has no offset
         elif out.device.type == "cpu":
             self._fill_part_from_pool(name, out, part)
         else:
