@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
 from headrace.other_settings import explanation
+from headrace.speculation import SpeculativeConfig, speculative_config
 from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
@@ -116,6 +117,22 @@ class EngineConfig:
         "CPUs of the engine's threads: a list such as 0-7,16; 'auto': from the machine's topology; 'none': not pinned",
     )
     seed: int = setting(0, "seed of random weights and of requests that bring none")
+    speculative_config: Mapping[str, Any] | None = setting(
+        None,
+        "speculative decoding, with vLLM's keys: method (ngram, draft_model, early_exit), model, "
+        "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, num_layers; default: none",
+    )
+    speculative_model: str | None = setting(
+        None, "a smaller model with the same tokenizer that drafts tokens, or '[ngram]'; default: none"
+    )
+    num_speculative_tokens: int | None = setting(
+        None, "most drafted tokens of a sequence in one step; 0: no speculative decoding; default: 4 if it is on"
+    )
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """The three settings of speculative decoding in one; None if it is off."""
+        return speculative_config(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
 
     def __post_init__(self) -> None:
         self._check_names_and_flags()
@@ -129,6 +146,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         self._check_ranges()
         self._check_nodes()
+        _ = self.speculative  # raises an error for a value that is not valid
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
                 f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}"
@@ -229,6 +247,9 @@ class EngineOptions(TypedDict, total=False):
     num_threads: int | None
     cpu_affinity: str
     seed: int
+    speculative_config: Mapping[str, Any] | None
+    speculative_model: str | None
+    num_speculative_tokens: int | None
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

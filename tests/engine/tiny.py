@@ -56,7 +56,7 @@ GEMMA3N = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
     "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": 300,
+    "vocab_size_per_layer_input": 320,  # all tokens: transformers before 5.18 reads past the end of a smaller table
     "hidden_size_per_layer_input": 16,
     "laurel_rank": 8,
     "activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.0, 0.0],

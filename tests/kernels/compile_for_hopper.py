@@ -153,12 +153,16 @@ def slots_and_sampling() -> None:
     numbers, wide = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int64)
     tokens, tables = torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, 16, dtype=torch.int32)
     slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
+    slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers, numbers)
     slot_kernels.write_tables(tables, numbers, numbers, numbers)
     flags, finished = torch.zeros(32, dtype=torch.uint8), torch.zeros(32, dtype=torch.bool)
     slot_kernels.enter_slot(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
     stops, out = torch.zeros(32, 16, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     for advances in (None, wide):
         slot_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
+    accepted = torch.zeros(3, 32, dtype=torch.int32)
+    rows = (numbers, numbers, numbers, wide, flags)
+    slot_kernels.accept_drafts(*rows, tokens, wide, wide, finished, wide, stops, accepted)
     logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
     sample(logits, numbers, wide, temperature, wide, wide, flags)
     for dtype in (BF16, torch.float32):

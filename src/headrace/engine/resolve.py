@@ -8,11 +8,13 @@ from typing import TypedDict
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
+from headrace.engine.speculating import choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
+from headrace.speculation import Speculation
 
 GIB = 2**30
 MIB = 2**20
@@ -46,23 +48,26 @@ GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt
 GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
-def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
-    return _resolver(config, spec, facts).settings()
+def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None) -> Settings:
+    """`draft`: the draft model of speculative decoding, where there is one and it is known."""
+    return _resolver(config, spec, facts, draft).settings()
 
 
-def resolve_here(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
+def resolve_here(
+    config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None
+) -> Settings:
     """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
     resolves for several GPUs at once.)"""
-    resolver = _resolver(config, spec, facts)
+    resolver = _resolver(config, spec, facts, draft)
     settings = resolver.settings()
     resolver.refuse_more_than_memory(settings)
     return settings
 
 
-def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Resolver:
+def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> Resolver:
     from headrace.engine.resolve_encoder import EncoderResolver  # it extends this file's class
 
-    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts)
+    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts, draft)
 
 
 class _Pace(TypedDict, total=False):
@@ -83,9 +88,10 @@ class _Memory:
 class Resolver:
     """Decides in dependency order, and notes each value with its reason."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> None:
+    def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> None:
         self._config = config
         self._spec = spec
+        self._draft = draft
         self._ranks = RankLayout(config, spec, facts, on_gpu=False)  # until `_device` says so
         self._facts = facts
         self._choices: list[Choice] = []
@@ -105,6 +111,7 @@ class Resolver:
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype)
         max_model_len = self._max_model_len(num_blocks)
+        max_num_batched_tokens = self._max_num_batched_tokens(max_num_seqs, max_model_len)
         self._warn_about_block_size()
         self._warn_about_memory_share()
         self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
@@ -122,7 +129,7 @@ class Resolver:
             cpu_affinity=threads.cpu_affinity,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens(max_num_seqs, max_model_len),
+            max_num_batched_tokens=max_num_batched_tokens,
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_chunked_prefill=config.enable_chunked_prefill,
@@ -132,9 +139,25 @@ class Resolver:
             capacity_policy=config.capacity_policy,
             **self._pace(max_num_seqs),
             seed=config.seed,
+            speculation=self._speculation(max_num_seqs, max_num_batched_tokens, max_model_len),
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )
+
+    def _speculation(self, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Speculation | None:
+        found = choose_speculation(
+            self._config,
+            self._spec,
+            self._draft,
+            on_gpu=self._on_gpu,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        if found is not None:
+            drafts = f"up to {found.config.num_tokens} drafts of each of up to {found.max_seqs} decoding sequences"
+            self._note("speculative_config", found.config.method, f"as set: {drafts}, as far as they are accepted")
+        return found
 
     def refuse_more_than_memory(self, settings: Settings) -> None:
         gpu, config = self._facts.gpu, self._config
@@ -479,12 +502,16 @@ class Resolver:
 
     def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
         num_bytes = shards.num_params * BYTES_OF[dtype]
+        if self._draft is not None:
+            num_bytes += self._draft.num_params * BYTES_OF[dtype]
         if self._config.quantization == "fp8":
             num_bytes -= shards.num_linear_params * (BYTES_OF[dtype] - 1)
         return num_bytes
 
     def _block_bytes(self, dtype: str) -> int:
-        return self._ranks.first_shards.spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size
+        of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token
+        num_elements = self._ranks.first_shards.spec.kv_elements_per_token + of_draft
+        return num_elements * BYTES_OF[dtype] * self._config.block_size
 
     def _max_model_len(self, num_blocks: int) -> int:
         given, own = self._config.max_model_len, self._spec.max_model_len

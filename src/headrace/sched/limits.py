@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headrace.config import CapacityPolicy, QueuePolicy
 from headrace.errors import RequestError
+from headrace.speculation import Speculation
 from headrace.types import Request
 
 CONTEXT_EXCEEDED = "context_length_exceeded"  # the code of an error
@@ -27,6 +28,7 @@ class SchedulerLimits:
         1  # start sequences only when this many slots are free: fewer steps then contain prefill
     )
     num_stages: int = 1  # of a pipeline: see `sched/microbatches.py`
+    speculation: Speculation | None = None  # see `sched/drafting.py`
     # Slots have a state that blocks do not contain: a sequence computes all of its tokens itself, in order.
     has_recurrent_state: bool = False
 

@@ -3,7 +3,6 @@ copied it."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import mmap
@@ -51,8 +50,6 @@ from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, Slice, WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
-# By default Python's mappings are shared, and memory that is shared gets no huge pages.
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _EMBEDDINGS = "model.embed_tokens.weight"
 _ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
 _ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
@@ -594,11 +591,7 @@ def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < _MAPPED_FROM_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
-    mapping = mmap.mmap(-1, num_bytes, **_PRIVATE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the kernel has no huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=dtype).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 WeightReader = _Reader  # of the encoder's weights too
