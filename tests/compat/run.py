@@ -34,7 +34,7 @@ MODEL_FILE, TOKENIZER, LOG = BUILD / "model.gguf", BUILD / "tokenizer", BUILD / 
 PAGE = ROOT / "docs/compatibility.md"
 PACKAGES = (
     *("anthropic==2.8.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
-    *("regex", "requests", "fastapi", "prometheus-client"),
+    *("pybase64", "regex", "requests", "fastapi", "prometheus-client"),
 )
 MODEL, MAX_MODEL_LEN, SHORT_LEN = "smollm2", 16384, 1536
 FILE_TIMEOUT_S = 900.0
