@@ -68,7 +68,8 @@ def prepare() -> Path:
     if stamp.exists() and json.loads(stamp.read_text()) == list(PACKAGES):
         return python
     print(f"installing {' '.join(PACKAGES)} ...", flush=True)
-    venv.create(BUILD / "venv", with_pip=True)
+    if not python.exists():
+        venv.create(BUILD / "venv", with_pip=True)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     parent = BUILD / f"venv/lib/{version}/site-packages/parent_environment.pth"
     parent.write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
