@@ -49,7 +49,7 @@ class Precision:
     @property
     def quantization(self) -> Quantization | None:
         """The engine's setting for this format."""
-        return None if self.weights in ("bfloat16", "float32") else self.weights
+        return None if self.weights == "bfloat16" or self.weights == "float32" else self.weights
 
     @property
     def is_quantized(self) -> bool:
