@@ -49,7 +49,11 @@ class Precision:
     @property
     def quantization(self) -> Quantization | None:
         """The engine's setting for this format."""
-        return None if self.weights == "bfloat16" or self.weights == "float32" else self.weights
+        match self.weights:
+            case "fp8" | "int8" | "int4":
+                return self.weights
+            case _:
+                return None
 
     @property
     def is_quantized(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.kernels import ops
 from headrace.kernels.layout import Rows
 from headrace.models.decoder import Decoder, Layer
-from headrace.models.layers import Mlp
+from headrace.models.layers import Attention, Mlp
 from headrace.models.sources import Progress
 from headrace.quantize.evaluate import prefill
 
@@ -75,11 +75,11 @@ def record_inputs(
 
 
 def _observed(layer: Layer, inputs: LayerInputs, num_rows: int) -> Layer:
-    mlp, attention = layer.mlp, layer.attention
-    assert isinstance(mlp, Mlp)
+    mlp, attention = layer.mlp, layer.mixer
+    assert isinstance(mlp, Mlp) and isinstance(attention, Attention)
     return replace(
         layer,
-        attention=replace(
+        mixer=replace(
             attention,
             qkv=_Observed(attention.qkv, inputs.qkv, num_rows),
             output=_Observed(attention.output, inputs.output, num_rows),
