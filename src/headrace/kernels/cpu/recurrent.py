@@ -88,7 +88,8 @@ def selective_scan(
         left = (sums[:, -1:] - sums).exp().view(num_groups, per_group, -1, 1)
         matrices *= sums[:, -1].exp()[:, None, None]
         grouped += (values * left).mT @ keys[:, None]
-        return out.flatten(0, 1).transpose(0, 1)
+        result: Tensor = out.flatten(0, 1).transpose(0, 1)
+        return result
 
     out = _run(torch.empty(x.shape, dtype=torch.float32), layout, state, step=step, chunk=chunk)
     return out.addcmul_(x.float(), skip[:, None]).to(x.dtype)
@@ -137,7 +138,8 @@ def gated_delta_rule(
         out: Tensor = since * (own_queries @ matrices) + (own_queries @ own_keys.mT * between) @ change
         matrices *= since[:, -1:]
         matrices += (own_keys * (sums[:, -1:] - sums).exp().unsqueeze(-1)).mT @ change
-        return out.transpose(0, 1)
+        result: Tensor = out.transpose(0, 1)
+        return result
 
     out = _run(torch.empty(v.shape, dtype=torch.float32), layout, state, step=step, chunk=chunk)
     return out.to(v.dtype)
