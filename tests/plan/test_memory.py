@@ -10,12 +10,15 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.resolve import resolve
 from headrace.hardware import GpuFacts, MachineFacts
+from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE
 from headrace.plan.gpus import find_gpu
 from headrace.plan.memory import fit, weight_bytes
 from headrace.plan.precision import Precision
 from headrace.plan.settings import PlanSettings
+from headrace.plan.shape import shape_of_spec
 from headrace.plan.source import find_shape
+from tests.models.test_published_configs import CONFIGS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 B200 = find_gpu("B200")
@@ -41,6 +44,18 @@ def test_a_plan_agrees_with_the_engine(name: str, weights: str) -> None:
     assert found.settings.num_blocks == expected.num_blocks
     assert found.settings.max_num_seqs == expected.max_num_seqs
     assert found.settings.max_num_batched_tokens == expected.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-27B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"])
+def test_a_plan_counts_recurrent_states_as_the_engine_does(name: str) -> None:
+    spec = spec_from_config(CONFIGS[name])
+    found = fit(shape_of_spec(name, spec), B200, Precision(), PlanSettings(max_model_len=4096))
+    gpu = GpuFacts(B200.title, B200.memory_bytes, B200.memory_bytes, B200.capability)
+    facts = MachineFacts("a cpu", 1, 1 << 36, 1 << 36, gpu)
+    expected = resolve(EngineConfig(device="cuda", max_model_len=4096), spec, facts)
+    assert found.settings is not None and found.memory.states > 0
+    assert found.settings.num_blocks == expected.num_blocks
+    assert found.settings.max_num_seqs == expected.max_num_seqs
 
 
 def test_the_planned_cache_is_within_one_percent_of_every_newest_record() -> None:

@@ -115,7 +115,7 @@ class Resolver:
         threads = self._threads(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
-        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype)
+        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype, kv_dtype)
         max_model_len = self._max_model_len(num_blocks)
         max_num_batched_tokens = self._max_num_batched_tokens(max_num_seqs, max_model_len)
         self._warn_about_block_size()
@@ -343,7 +343,7 @@ class Resolver:
     def _full_rate_seqs(self) -> int:
         return max(GPU_MIN_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
 
-    def _max_num_seqs(self, num_blocks: int, max_seqs: int, dtype: str) -> int:
+    def _max_num_seqs(self, num_blocks: int, max_seqs: int, dtype: str, kv_dtype: str) -> int:
         given = self._config.max_num_seqs
         if given is not None:
             self._note("max_num_seqs", given, "as set")
@@ -351,7 +351,7 @@ class Resolver:
         device = "GPU" if self._on_gpu else "CPU"
         full_rate = f"a {device} reaches its full rate with this many sequences; more would mostly use memory"
         in_cache = max(1, num_blocks * self._config.block_size // MIN_SEQ_TOKENS)
-        if self._has_states and self._seqs_with_states(dtype, max_seqs + 1) == max_seqs:
+        if self._has_states and max_seqs < self._max_seqs_by_rate(dtype, kv_dtype):
             full_rate = "the recurrent states of more would take too much of the memory"
         limits = [
             (max_seqs, full_rate),

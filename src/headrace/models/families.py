@@ -28,6 +28,7 @@ _REASONS = {
         "ssm_state_size",
         "hybrid_override_pattern",
         "rescale_every",
+        "time_step_rank",
         "conv_L_cache",
     ): ": it has recurrent layers of a kind that Headrace does not know",
     ("index_topk",): ": it has sparse attention, which is not supported yet",

@@ -130,7 +130,7 @@ def _memory(
     activations = 0 if gpu.is_cpu else _step_bytes(shape, settings, max_num_seqs) // tensor
     runtime = 0 if gpu.is_cpu else GPU_RUNTIME_BYTES
     per_token = cache_bytes_per_token(shape, precision) / (min(tensor, shape.num_kv_heads) * pipeline)
-    states = max_num_seqs * shape.state_bytes
+    states = (max_num_seqs if gpu.is_cpu else max_num_seqs + 1) * shape.state_bytes  # a GPU has a slot for padding
     room = max(0, allowed - weights - activations - runtime - states)
     max_model_len = min(settings.max_model_len or shape.max_model_len, shape.max_model_len)
     if per_token:

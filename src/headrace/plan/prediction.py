@@ -234,6 +234,11 @@ def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout) ->
         notes.append(f"Headrace keeps experts in 16 bits; this plan counts them as {precision.label}")
     if not gpu.runs_headrace:
         notes.append(f"Headrace does not run on {gpu.title} yet: it needs a CUDA GPU or a CPU")
+    if shape.state_bytes:
+        notes.append(
+            "no model with a recurrent state was measured: the stated error does not cover it, and the time of its "
+            "prompts is that of its GEMMs only"
+        )
     if layout.num_gpus > 1:
         notes.append(_note_on_several_gpus(layout))
     return notes
