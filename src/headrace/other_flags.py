@@ -123,7 +123,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "ignored",
-        "models with Mamba, linear attention or Engram layers are not supported, and others do not read it",
+        "recurrent states have one form: matrices in float32, convolutions in the model's type, no cache of prefixes",
         values="mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds "
         "mamba-config mamba-ssm-cache-dtype mamba-ssu-algorithm replayssm-buffer-len gdn-prefill-backend "
         "kda-prefill-backend kda-decode-backend engram-config",

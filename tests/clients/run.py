@@ -69,7 +69,8 @@ def server(log: Path, *, max_model_len: int, shows_tools: bool = False) -> Itera
     command += [*SETTINGS, "--max-model-len", str(max_model_len)]
     keys = {"HEADRACE_API_KEY": KEY, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
     environment = {**os.environ, **keys, "PYTHONPATH": str(ROOT / "src")}
-    with log.open("w", encoding="utf-8") as output:
+    with log.open("w", encoding="utf-8") as output, tempfile.TemporaryDirectory() as batches:
+        command += ["--batch-dir", batches]
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             _wait_until_ready(f"http://127.0.0.1:{port}/ready", process, log)

@@ -56,7 +56,7 @@ class Judged:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """The results of one project; `scope` is its part of scope.toml."""
 
@@ -64,6 +64,7 @@ class Project:
     folder: str
     results: Sequence[Result]
     scope: dict[str, Any]
+    not_run: Sequence[str] = ()  # files of the scope without results
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -123,6 +124,11 @@ def _part(project: Project) -> Iterator[str]:
         found = [each for each in project.judged if each.kind == kind]
         if found:
             yield from _not_passed(title, found)
+    if project.not_run:
+        yield "### Not run"
+        yield ""
+        yield from (f"- `{file}`" for file in project.not_run)
+        yield ""
     yield "### Passed"
     yield ""
     by_file: dict[str, list[Result]] = defaultdict(list)

@@ -138,6 +138,19 @@ def read_results(suite: Suite) -> list[Result]:
     return sorted(found.values(), key=lambda result: (result.file, result.line or 0, result.test))
 
 
+def project_of(suite: Suite, checkout: Path) -> Project:
+    results = read_results(suite)
+    files = [str(path.relative_to(checkout)) for path in files_of(suite, checkout, ())]
+    ran = {result.file for result in results}
+    return Project(
+        commit=commit_of(checkout),
+        folder=suite.folder,
+        results=results,
+        scope=suite.scope,
+        not_run=[file for file in files if file not in ran],
+    )
+
+
 def commit_of(checkout: Path) -> str:
     done = subprocess.run(
         ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=False
@@ -166,9 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 suite.results.unlink(missing_ok=True)
             for path in files_of(suite, checkout, given.names):
                 run_file(suite, python, checkout, path, only=given.only)
-    projects = [
-        Project(commit_of(checkout), suite.folder, read_results(suite), suite.scope) for suite, checkout in checkouts
-    ]
+    projects = [project_of(suite, checkout) for suite, checkout in checkouts]
     if not given.names:
         date = datetime.now(UTC).date().isoformat()
         PAGE.write_text(page(projects, date=date, version=__version__), encoding="utf-8")

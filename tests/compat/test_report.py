@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def project(*results: Result) -> Project:
-    return Project("abc of 2026-08-22", "tests/entrypoints", results, SCOPE)
+    return Project(commit="abc of 2026-08-22", folder="tests/entrypoints", results=results, scope=SCOPE)
 
 
 def result(name: str, outcome: str = "failed", message: str = "") -> Result:

@@ -155,7 +155,7 @@ def test_sparsemixer_routes_match_their_reference(place: Place, num_tokens: int,
     assert len(logits) == num_tokens
     found, expected = (kernels.route(logits, 2, "sparsemixer", jitter=0.2) for kernels in (gpu, reference))
     assert torch.equal(found.order, expected.order) and torch.equal(found.ends, expected.ends)
-    assert 0 < (found.weights < 1).sum() < num_tokens  # some experts are near the chosen one
+    assert 0 < (found.weights < 1).sum() < len(found.weights)  # some experts are near the chosen one
     torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def with_small_sums(groups: Groups, config: EngineConfig, settings: Settings) -> Groups:
     """Lets small sums over GPUs take their own way (`runner/gpu/peer_sums.py`). All ranks must call it."""
-    if settings.device != "cuda" or config.disable_custom_all_reduce:
+    is_on_several_nodes = settings.ranks_per_node % settings.tensor_parallel_size != 0
+    if settings.device != "cuda" or config.disable_custom_all_reduce or is_on_several_nodes:
         return groups
     from headrace.runner.gpu.peer_sums import with_peer_sums
 

@@ -63,6 +63,7 @@ class Settings:
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
     min_free_slots_to_start: int = 1  # see SchedulerLimits
     speculation: Speculation | None = None
+    has_recurrent_state: bool = False  # see SchedulerLimits
 
     @property
     def num_ranks(self) -> int:
@@ -119,4 +120,5 @@ class Settings:
             min_free_slots_to_start=self.min_free_slots_to_start,
             num_stages=self.pipeline_parallel_size,
             speculation=self.speculation,
+            has_recurrent_state=self.has_recurrent_state,
         )

@@ -30,7 +30,7 @@ def choose_speculation(
     speculative = config.speculative
     if speculative is None:
         return None
-    _refuse_unsupported(config, speculative, spec)
+    _refuse_unsupported(config, speculative, spec, draft)
     if draft is not None and draft.max_model_len < max_model_len:
         raise ConfigError(
             f"the draft model {speculative.model!r} has a context of {draft.max_model_len:,} tokens, and max_model_len "
@@ -49,13 +49,20 @@ def choose_speculation(
     )
 
 
-def _refuse_unsupported(config: EngineConfig, speculative: SpeculativeConfig, spec: ModelSpec) -> None:
+def _refuse_unsupported(
+    config: EngineConfig, speculative: SpeculativeConfig, spec: ModelSpec, draft: ModelSpec | None
+) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if (size := getattr(config, name)) > 1:
             raise ConfigError(
                 f"speculative decoding is not supported with {name}={size}: ranks take one token of a decoding "
                 f"sequence in a step; leave out one of them"
             )
+    if spec.recurrent is not None or (draft is not None and draft.recurrent is not None):
+        raise ConfigError(
+            "speculative decoding is not supported where layers have a recurrent state: a draft that is not accepted "
+            "cannot be taken out of it; leave out speculative_config, or take another draft model"
+        )
     if speculative.num_layers is not None and spec.num_cache_layers < spec.num_layers:
         raise ConfigError(
             "speculative_config's method='early_exit' is not supported where layers share keys and values"

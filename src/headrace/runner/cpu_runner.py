@@ -43,7 +43,7 @@ _RANGES = {  # names of a profile's ranges, by method
 
 
 class CpuRunner:
-    """Owns the tensors: weights, KV cache, slots. Only its own thread touches them."""
+    """Owns the tensors: weights, KV cache, recurrent states, slots. Only its own thread touches them."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class CpuRunner:
         )
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size)
+        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
         self._draft = None if proposer is None else self._draft_model(proposer, shape)
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
@@ -69,7 +69,11 @@ class CpuRunner:
 
     def _draft_model(self, proposer: Proposer, shape: RunnerShape) -> DraftModel:
         decoder, shares_cache = proposer.decoder, proposer.shares_cache
-        own = None if shares_cache else decoder.allocate_caches(shape.num_blocks, shape.block_size)
+        own = (
+            None
+            if shares_cache
+            else decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
+        )
         return DraftModel(
             decoder,
             self._caches[: decoder.spec.num_layers] if own is None else own,

@@ -91,8 +91,9 @@ class Placement:
         return self._limits.enable_chunked_prefill and num_tokens < self._limits.full_step_tokens
 
     def _fork_source(self, sequence: Sequence, builder: PlanBuilder) -> BlockTable | None:
-        """The parent's blocks, if it still runs and neither of the two was preempted with an answer."""
-        parent = sequence.parent
+        """The parent's blocks, if it still runs and neither of the two was preempted with an answer. Where slots have a
+        recurrent state, a sibling computes the prompt itself."""
+        parent = sequence.parent if not self._limits.has_recurrent_state else None
         if parent is None or parent.state is not State.RUNNING or sequence.has_answer or parent.has_answer:
             return None
         if self._slots.computed[parent.slot] < sequence.prompt_len:

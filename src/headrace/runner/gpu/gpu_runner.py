@@ -143,7 +143,8 @@ class GpuRunner:
 
     def _allocate_caches(self, decoder: Decoder) -> list[LayerCache]:
         shape = self._shape
-        return decoder.allocate_caches(shape.num_blocks + 1, shape.block_size, shape.kv_dtype or decoder.dtype)
+        dtype = shape.kv_dtype or decoder.dtype
+        return decoder.allocate_caches(shape.num_blocks + 1, shape.block_size, dtype, num_slots=self._slots.num_slots)
 
     def _draft_graphs(self, proposer: Proposer) -> DraftGraphs:
         draft, is_shared = proposer.decoder, proposer.shares_cache

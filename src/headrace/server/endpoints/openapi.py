@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.anthropic.errors import PATH_PREFIX
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.routes import Route
 from headrace.server.services import Services
@@ -30,6 +31,20 @@ _ERROR = {
         }
     },
 }
+_MESSAGES_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+_BATCH_ROUTES = ("/v1/files", "/v1/batches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +88,7 @@ def document(
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": _ERROR},
+            "schemas": {**components, "Error": _ERROR, "MessagesError": _MESSAGES_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}] if needs_key else [{"key": []}, {}],
@@ -81,7 +96,8 @@ def document(
 
 
 def _operation(route: Route, keys: _Keys) -> dict[str, Any]:
-    errors = {status: _error(text) for status, text in sorted(_errors(route, keys).items())}
+    schema_name = "MessagesError" if route.path.startswith(PATH_PREFIX) else "Error"
+    errors = {status: _error(text, schema_name) for status, text in sorted(_errors(route, keys).items())}
     shown: dict[str, Any] = {"summary": route.summary, "responses": {**_answers(route), **errors}}
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
@@ -118,6 +134,8 @@ def _errors(route: Route, keys: _Keys) -> dict[str, str]:
         errors |= {"413": "too long", "415": "not JSON"}
     if route.generates:
         errors |= {"429": "the queue is full, where the server is set to say so", "504": "not done in time"}
+    if route.path.startswith(_BATCH_ROUTES):
+        errors |= {"501": "the server was started without a directory for batches"}
     if _is_control(route):
         errors |= {"403": "not the admin key", "404": "the server does not offer it", "409": "not in this state"}
     return errors
@@ -127,6 +145,6 @@ def _is_control(route: Route) -> bool:
     return route.auth == "admin" or route.is_control
 
 
-def _error(description: str) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Error"}
+def _error(description: str, schema_name: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{schema_name}"}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
