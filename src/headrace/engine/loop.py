@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,13 @@ MIN_LEARNED_TOKENS = 256  # prompt tokens of a step; fewer say nothing about the
 
 _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class ReportsFailures(Protocol):
+    """A runner that may fail while it runs no step: processes of other ranks may end at any time."""
+
+    def on_failure(self, call: Callable[[EngineDeadError], None]) -> None: ...
 
 
 class EngineLoop:
@@ -127,8 +134,21 @@ class EngineLoop:
             self._is_stopping = True
             self._condition.notify()
 
+    def fail(self, error: EngineDeadError) -> None:
+        """End `run` with this error, also while it waits for work. From any thread."""
+
+        def command() -> list[SequenceEvent]:
+            raise error
+
+        try:
+            self._send(command)
+        except EngineDeadError:
+            pass  # it has failed before
+
     def run(self) -> None:
         """Run until stopped or failed; `failure` says which."""
+        if isinstance(self._core.runner, ReportsFailures):
+            self._core.runner.on_failure(self.fail)
         try:
             while self._wait_for_work():
                 events = self._take_inbox()

@@ -30,7 +30,7 @@ TWO_NODES: dict[str, Any] = {"pipeline_parallel_size": 2, "nnodes": 2, "distribu
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         found = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         found.add_node(num_cpus=1)

@@ -92,6 +92,13 @@ def test_a_rank_that_is_killed_ends_the_engine_with_its_name(tiny_directory: Pat
 
 
 @pytest.mark.slow
+def test_a_rank_that_dies_while_the_engine_is_idle_is_noticed(tiny_directory: Path) -> None:
+    with two_ranks(tiny_directory) as (llm, rank):
+        rank.kill()
+        wait_until(lambda: "rank 1 of 2" in str(llm._engine.client.failure))
+
+
+@pytest.mark.slow
 def test_a_rank_that_dies_while_the_others_wait_for_it_in_a_collective(tiny_directory: Path) -> None:
     with two_ranks(tiny_directory) as (llm, rank):
 

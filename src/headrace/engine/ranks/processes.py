@@ -65,6 +65,7 @@ class RankProcesses:
         self._failure: HeadraceError | None = None
         self._on_failure = on_failure
         self._on_closed = on_closed
+        self._on_failures: list[Callable[[EngineDeadError], None]] = []
         self._is_closing = False
         self._results: dict[int, Future[StepResult]] = {}  # of submitted steps, by their number
         self._replies: dict[int, dict[type, object]] = {rank: {} for rank in range(1, size)}
@@ -84,6 +85,14 @@ class RankProcesses:
     def failure(self) -> EngineDeadError | None:
         failure = self._failure
         return failure if failure is None or isinstance(failure, EngineDeadError) else EngineDeadError(str(failure))
+
+    def on_failure(self, call: Callable[[EngineDeadError], None]) -> None:
+        """Call this once a rank has failed, on a thread of its own; at once if one has."""
+        with self._changed:
+            self._on_failures.append(call)
+            failure = self.failure
+        if failure is not None:
+            call(failure)
 
     @property
     def pids(self) -> list[int]:
@@ -221,6 +230,10 @@ class RankProcesses:
                 return
             self._failure = error
             self._changed.notify_all()
+            failure, calls = self.failure, list(self._on_failures)
         self.kill()
         self._fail_results()
         self._on_failure()
+        assert failure is not None
+        for call in calls:
+            call(failure)

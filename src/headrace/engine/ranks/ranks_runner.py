@@ -28,6 +28,8 @@ class Ranks(Protocol):
     @property
     def failure(self) -> EngineDeadError | None: ...
 
+    def on_failure(self, call: Callable[[EngineDeadError], None]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -108,6 +110,10 @@ class PipelineRunner:
         except HeadraceError:
             pass  # a rank has gone, which `collect` reports
 
+    def on_failure(self, call: Callable[[EngineDeadError], None]) -> None:
+        """Call this once a rank has failed, also while no step is in flight."""
+        self._ranks.on_failure(call)
+
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function after the submitted steps, on rank 0."""
         return cast(ProfiledRunner, self._own).call(function)
@@ -147,6 +153,10 @@ class RanksRunner:
         if self._ranks.failure is not None:  # a step that was ended on a GPU has a result, which is not one
             raise self._ranks.failure
         return result
+
+    def on_failure(self, call: Callable[[EngineDeadError], None]) -> None:
+        """Call this once a rank has failed, also while no step is in flight."""
+        self._ranks.on_failure(call)
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function after the submitted steps, on rank 0."""
