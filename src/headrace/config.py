@@ -30,7 +30,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 Device = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
-Quantization = Literal["fp8"]
+Quantization = Literal["fp8", "int8", "int4"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 ExecutorBackend = Literal["mp", "ray"]
 ModelRunner = Literal["auto", "generate", "pooling"]
@@ -73,7 +73,8 @@ class EngineConfig:
     dtype: DType = setting("auto", "type of the weights and activations")
     quantization: Quantization | None = setting(
         None,
-        "'fp8': weights and activations in eight bits, quantized at load; only on a GPU; default: none",
+        "quantizes the layers' weights at load, on a GPU: 'fp8' and 'int8' with activations of eight bits, 'int4' "
+        "weights alone; default: as the checkpoint stores them",
     )
     kv_cache_dtype: KvCacheDType = setting(
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"
@@ -149,7 +150,8 @@ class EngineConfig:
         _ = self.speculative  # raises an error for a value that is not valid
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
-                f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}"
+                f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}; a "
+                "quantized checkpoint needs none: its config.json says how it is quantized"
             )
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0.0 < share <= 1.0):

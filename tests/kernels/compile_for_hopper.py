@@ -19,11 +19,14 @@ from headrace.kernels import gpu
 from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.allowed_tokens import keep_allowed
 from headrace.kernels.gpu.gather_kv import gather_contexts
+from headrace.kernels.gpu.int4 import Int4Linear
 from headrace.kernels.gpu.sample import sample
+from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.gpu.scores import scores
 from headrace.kernels.gpu.shared_attention import shared_shape
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
+from headrace.kernels.quantized import Fp8Weight, Int4Weight, quantize_int8
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 compiled: set[str] = set()
@@ -134,6 +137,18 @@ def experts() -> None:
             gpu.pack_experts(weight[:, :, :72], as_fp8=as_fp8)(x[:num_tokens, :72], routes)
 
 
+def quantized() -> None:
+    x = torch.zeros(512, 512, dtype=BF16)
+    for group_len, zeros in ((128, None), (32, torch.zeros(256, 16, dtype=torch.uint8))):
+        values = torch.zeros(256, 512, dtype=torch.uint8)
+        linear = Int4Linear(Int4Weight(values, torch.zeros(256, 512 // group_len), zeros), None, BF16)
+        for num_tokens in (4, 32, 200, 512):
+            linear(x[:num_tokens])
+    for weight in (quantize_int8(x), Fp8Weight(x.to(FP8), torch.zeros(4, 4))):
+        for num_tokens in (4, 200):
+            ScaledLinear(weight, None, BF16)(x[:num_tokens])
+
+
 def recurrent(num_heads: int, head_dim: int, state_size: int) -> None:
     head, x = torch.zeros(num_heads), torch.zeros(144, num_heads, head_dim, dtype=BF16)
     states = torch.zeros(17, num_heads, head_dim, state_size), torch.zeros(17, num_heads, head_dim, head_dim)
@@ -177,6 +192,7 @@ def main() -> None:
     elementwise()
     slots_and_sampling()
     experts()
+    quantized()
     recurrent(8, 64, 128)
     recurrent(8, 64, 256)
     recurrent(8, 128, 128)

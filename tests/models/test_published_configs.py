@@ -19,13 +19,10 @@ SPARSE = "sparse attention"
 LATENT = "multi-head latent attention"
 RECURRENT = "recurrent layers"
 MIXTURE = "a mixture of experts of a kind"
-QUANTIZED = "the checkpoint is quantized"
 REFUSED = {
     "baichuan": UNKNOWN,
     "chatglm": UNKNOWN,
     "deepseek": MIXTURE,
-    "deepseek-ai/DeepSeek-R1": QUANTIZED,
-    "deepseek-ai/DeepSeek-V3": QUANTIZED,
     "deepseek-ai/DeepSeek-V3.2": SPARSE,
     "deepseek-ai/DeepSeek-V4-Flash": SPARSE,
     "deepseek-ai/DeepSeek-V4-Pro": SPARSE,
@@ -35,10 +32,7 @@ REFUSED = {
     "minicpm-moe-8x2b": MIXTURE,
     "minicpm_2b": UNKNOWN,
     "minicpm_2b_sft_bf16": UNKNOWN,
-    "MiniMaxAI/MiniMax-M2.5": QUANTIZED,
-    "MiniMaxAI/MiniMax-M2.7": QUANTIZED,
     "MiniMaxAI/MiniMax-M3": MIXTURE,
-    "moonshotai/Kimi-K2-Instruct": QUANTIZED,
     "moonshotai/Kimi-K2.5": LATENT,
     "moonshotai/Kimi-K3": RECURRENT,
     "nvidia/Gemma-4-31B-IT-NVFP4": UNKNOWN,
@@ -47,8 +41,6 @@ REFUSED = {
     "orion": UNKNOWN,
     "phi-3_5-vision": UNKNOWN,
     "qwen": UNKNOWN,
-    "Qwen/Qwen3-235B-A22B-FP8": QUANTIZED,
-    "Qwen/Qwen3-32B-FP8": QUANTIZED,
     "rwkv5_3b": RECURRENT,
     "stepfun-ai/Step-3.7-Flash": MIXTURE,
     "XiaomiMiMo/MiMo-7B-Base": UNKNOWN,

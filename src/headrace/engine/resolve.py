@@ -12,6 +12,7 @@ from headrace.engine.speculating import choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
+from headrace.models.quantized import BITS, StoredQuantization
 from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
 from headrace.speculation import Speculation
@@ -45,6 +46,11 @@ MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of
 CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in smaller blocks are copied before use
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
+_QUANTIZED: dict[Quantization, str] = {
+    "fp8": "weights and activations of the layers in eight bits",
+    "int8": "weights and activations of the layers in eight bits",
+    "int4": "weights of the layers in four bits",
+}
 GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
@@ -249,13 +255,36 @@ class Resolver:
         return value
 
     def _quantization(self, dtype: str) -> Quantization | None:
-        given = self._config.quantization
+        given, stored = self._config.quantization, self._spec.quantization
+        if given is not None and stored is not None and given != stored.kind:
+            raise ConfigError(
+                f"quantization={given!r} does not fit the checkpoint, whose weights are {stored.kind} "
+                f"({stored.method}); leave it out"
+            )
+        if stored is not None:
+            return self._stored_quantization(stored, dtype)
         if given is not None:
-            self._check_fp8(f"quantization={given!r}")
-            if dtype != "bfloat16":
-                raise ConfigError(f"quantization={given!r} computes in bfloat16; set dtype='bfloat16'")
-            self._note("quantization", given, "as set: weights and activations of the layers in eight bits")
+            self._check_quantization(given, dtype)
+            self._note("quantization", given, f"as set: {_QUANTIZED[given]}")
         return given
+
+    def _stored_quantization(self, stored: StoredQuantization, dtype: str) -> Quantization | None:
+        """The form in which a quantized checkpoint's matrices are kept in memory."""
+        if not self._on_gpu or not stored.stays_packed:
+            reason = "a CPU computes in float32" if not self._on_gpu else "its activations are not quantized"
+            self._note("quantization", None, f"{stored.kind} weights ({stored.method}) are dequantized: {reason}")
+            return None
+        self._check_quantization(stored.kind, dtype)
+        self._note("quantization", stored.kind, f"as stored ({stored.method}): {_QUANTIZED[stored.kind]}")
+        return stored.kind
+
+    def _check_quantization(self, kind: Quantization, dtype: str) -> None:
+        if kind == "fp8":
+            self._check_fp8("quantization='fp8'")
+            if dtype != "bfloat16":
+                raise ConfigError("quantization='fp8' computes in bfloat16; set dtype='bfloat16'")
+        elif not self._on_gpu:
+            raise ConfigError(f"quantization={kind!r} needs a GPU; a CPU computes in float32")
 
     def _kv_dtype(self, dtype: str) -> str:
         given = self._config.kv_cache_dtype
@@ -388,7 +417,7 @@ class Resolver:
             of_states = f", recurrent states of {states / GIB:.2f} GiB ({max_num_seqs} slots)" if states else ""
             lower = "max_num_batched_tokens or max_num_seqs" if states else "max_num_batched_tokens"
             raise ConfigError(
-                f"weights of {weights / GIB:.2f} GiB as {self._config.quantization or dtype}{of_states} and steps of "
+                f"weights of {weights / GIB:.2f} GiB as {self._kind_in_memory or dtype}{of_states} and steps of "
                 f"{memory.for_steps / GIB:.2f} GiB leave no room for a KV cache: {memory.allowed / GIB:.2f} GiB may be "
                 f"used ({memory.source}); raise gpu_memory_utilization, free memory, lower {lower}, or "
                 "take a smaller model"
@@ -504,9 +533,20 @@ class Resolver:
         num_bytes = shards.num_params * BYTES_OF[dtype]
         if self._draft is not None:
             num_bytes += self._draft.num_params * BYTES_OF[dtype]
-        if self._config.quantization == "fp8":
-            num_bytes -= shards.num_linear_params * (BYTES_OF[dtype] - 1)
+        kind = self._kind_in_memory
+        if kind is not None:
+            num_packed = shards.num_linear_params
+            if kind != "fp8" or self._spec.quantization is not None:
+                num_packed -= shards.num_expert_params  # experts stay in 16 bits
+            num_bytes -= int(num_packed * (BYTES_OF[dtype] - BITS[kind] / 8))
         return num_bytes
+
+    @property
+    def _kind_in_memory(self) -> Quantization | None:
+        stored = self._spec.quantization
+        if stored is None:
+            return self._config.quantization
+        return stored.kind if self._on_gpu and stored.stays_packed else None
 
     def _block_bytes(self, dtype: str) -> int:
         of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token

@@ -22,6 +22,7 @@ from headrace.kernels.layout import (
     StepLayout,
     UnnormedRows,
 )
+from headrace.kernels.quantized import QuantizedWeight, dequantize
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
@@ -58,6 +59,7 @@ __all__ = [
     "layer_norm",
     "pack_experts",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "record_ranges",
     "relu",
@@ -112,6 +114,16 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
         kernels.pack_linear(weight, bias, as_fp8=True) if as_fp8 else kernels.pack_linear(weight, bias)
     )
     return packed
+
+
+def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+    """Packs a quantized weight matrix for activations of this type. A GPU keeps it in four or eight bits; a CPU
+    computes in float32, and gets it dequantized."""
+    device = weight.values.device
+    if device.type == "cuda":
+        packed: PackedLinear = kernels_for(device, dtype).pack_quantized(weight, bias, dtype)
+        return packed
+    return pack_linear(dequantize(weight).to(dtype), bias)
 
 
 def takes_unnormed(linear: PackedLinear, x: Tensor) -> bool:

@@ -145,6 +145,12 @@ class Shards:
         matrices = {name: s for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight")}
         return sum(math.prod(s) for name, s in matrices.items() if not name.endswith(".kv_b_proj.weight"))
 
+    @cached_property
+    def num_expert_params(self) -> int:
+        """Number of weights in the rank's experts, which are among those of its matrices."""
+        shapes = self.tensor_shapes().items()
+        return sum(math.prod(s) for name, s in shapes if ".experts." in name and name.endswith("_proj.weight"))
+
     def tensor_shapes(self) -> dict[str, Shape]:
         shapes = self.whole.tensor_shapes()
         return {name: self.part(name).shape(shape) for name, shape in shapes.items() if self.has(name)}

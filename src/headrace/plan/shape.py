@@ -73,6 +73,12 @@ class ModelShape:
     def has_mixture(self) -> bool:
         return self.experts is not None
 
+    @property
+    def stored_format(self) -> str | None:
+        """The format of a quantized checkpoint's matrices, if a GPU keeps it: fp8, int8 or int4."""
+        stored = None if self.spec is None else self.spec.quantization
+        return stored.kind if stored is not None and stored.stays_packed else None
+
     def window_share(self, context_len: float) -> float:
         """Share of a context of this length that attention reads, averaged over the layers."""
         if not self.windows or context_len <= 0:

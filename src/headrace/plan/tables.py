@@ -113,8 +113,6 @@ def print_formats(console: Console, formats: Iterable[Prediction]) -> None:
     for each in formats:
         memory, speed = each.memory, each.speed
         notes = each.layout.short if each.num_gpus > 1 else ""
-        if each.precision.weights == "int4":
-            notes = f"{notes} not in Headrace yet".strip()
         if speed is None:
             table.add_row(each.precision.label, gib(memory.weights), "does not fit", "", "", notes)
             continue

@@ -204,7 +204,7 @@ def _gpu_knobs(space: Space, knob: Callable[..., Knob]) -> Iterable[Knob]:
         yield knob("tensor_parallel_size", sizes, "GPUs that share one copy of the model")
     if space.allows_quality_change:
         yield knob("kv_cache_dtype", ["fp8"], "twice the tokens in the cache", changes_quality=True)
-        yield knob("quantization", ["fp8"], "weights of eight bits", changes_quality=True)
+        yield knob("quantization", ["fp8", "int4"], "weights of eight or four bits", changes_quality=True)
 
 
 def _searched(name: str, values: Sequence[Any], knob: Knob | None, space: Space) -> Knob:

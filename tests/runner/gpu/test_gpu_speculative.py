@@ -25,7 +25,7 @@ PARAMS: list[dict[str, Any]] = [
     {"seed": 3, "top_p": 0.9, "ignore_eos": True},
     {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2, "ignore_eos": True},
     {"seed": 4, "structured_outputs": StructuredOutputs(regex=REGEX)} if HAS_GRAMMARS else GREEDY,
-    GREEDY | {"stop_token_ids": list(range(5, 25)), "min_tokens": 6},
+    GREEDY | {"stop_token_ids": list(range(5, 20)), "min_tokens": 6},
 ]
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4},

@@ -84,7 +84,7 @@ def selective_scan(
         grouped = matrices.unflatten(0, (num_groups, per_group))  # [G, R, P, N]
         scores = (queries @ keys.mT)[:, None] * _decays_between(sums).unflatten(0, (num_groups, per_group))
         carried = (queries[:, None] @ grouped.mT) * sums.exp().view(num_groups, per_group, -1, 1)
-        out = scores @ values + carried
+        out: Tensor = scores @ values + carried
         left = (sums[:, -1:] - sums).exp().view(num_groups, per_group, -1, 1)
         matrices *= sums[:, -1].exp()[:, None, None]
         grouped += (values * left).mT @ keys[:, None]
@@ -135,7 +135,7 @@ def gated_delta_rule(
         system = (beta * own_keys) @ own_keys.mT * between
         held = since * (own_keys @ matrices)
         change = torch.linalg.solve_triangular(system, beta * (own_values - held), upper=False, unitriangular=True)
-        out = since * (own_queries @ matrices) + (own_queries @ own_keys.mT * between) @ change
+        out: Tensor = since * (own_queries @ matrices) + (own_queries @ own_keys.mT * between) @ change
         matrices *= since[:, -1:]
         matrices += (own_keys * (sums[:, -1:] - sums).exp().unsqueeze(-1)).mT @ change
         result: Tensor = out.transpose(0, 1)

@@ -14,6 +14,7 @@
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
     causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
     fp8.py                  FP8 quantization and scaled GEMMs
+    quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
     dependent_launch.py     kernels that are set up while the one before them runs
     peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
@@ -65,6 +66,7 @@ from headrace.kernels.gpu.norms import (
     rms_norm,
     rms_norm_fp8,
 )
+from headrace.kernels.gpu.quantized import pack_quantized
 from headrace.kernels.gpu.rope import rope_and_store, rotate
 from headrace.kernels.gpu.routing import route
 from headrace.kernels.gpu.selective_scan import selective_scan
@@ -100,6 +102,7 @@ __all__ = [
     "layer_norm_fp8",
     "pack_experts",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "quantize_rows",
     "relu",

@@ -18,6 +18,7 @@ from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError
 from headrace.kernels import ops
+from headrace.kernels.quantized import QuantizedWeight, kind_of, quantize
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import (
@@ -40,6 +41,7 @@ from headrace.models.parallel import (
     VocabularyParallelHead,
 )
 from headrace.models.pooler import HeadLayer
+from headrace.models.quantized import BITS, kept_in_16_bits
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
@@ -48,6 +50,7 @@ from headrace.models.weights.gemma3n import as_gemma3n
 from headrace.models.weights.load_recurrent import recurrent_mixer
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, Slice, WeightSource, check_tensors
+from headrace.models.weights.stored_linear import read_stored
 
 _MAPPED_FROM_BYTES = 1 << 20
 _EMBEDDINGS = "model.embed_tokens.weight"
@@ -87,11 +90,12 @@ def load_decoder(
     if source.file_reader is not None:
         # Without values, to announce what will be read, and in which order.
         reader = _Reader(
-            source, shards, dtype, torch.device("meta"), as_fp8=False, progress=ignore_progress, group=group
+            source, shards, dtype, torch.device("meta"), quantization=None, progress=ignore_progress, group=group
         )
         with source.file_reader.announcing(device):
             _modules(reader, spec, tables, scales)
-    reader = _Reader(source, shards, dtype, device, as_fp8=quantization == "fp8", progress=progress, group=group)
+    at_load = quantization if checkpoint.spec.quantization is None else None  # stored ones are read as they are
+    reader = _Reader(source, shards, dtype, device, quantization=at_load, progress=progress, group=group)
     modules = _modules(reader, spec, tables, scales)
     embeddings, norm = modules.embeddings, modules.norm
     if embeddings is not None:
@@ -464,7 +468,7 @@ class _Reader:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        as_fp8: bool,
+        quantization: Quantization | None,
         progress: Progress,
         group: TensorGroup | None,
     ) -> None:
@@ -475,7 +479,8 @@ class _Reader:
         self._spec = spec = shards.spec
         self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
         self._scales = dict(spec.weight_scales)
-        self._as_fp8 = as_fp8  # quantize the layers' matrices
+        self._quantization = quantization  # of the layers' matrices, at load
+        self._kept = kept_in_16_bits(shards.whole.num_layers)
         self._dtype = dtype
         self.device = device
         self._progress = progress
@@ -489,11 +494,37 @@ class _Reader:
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
-        packed = ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias, as_fp8=self._as_fp8)
+        weights = tuple(f"{name}.weight" for name in names)
+        if self.device.type == "cuda" and not self._scales:
+            stored = read_stored(self.source, weights, self.device, self._row_order)
+            if stored is not None:
+                self._count_read(stored.values.numel())
+                return self._quantized_linear(stored, bias)
+        kind = None if weights[0] in self._kept else self._quantization
+        if kind in ("int8", "int4"):
+            return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
+        packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
         if packed.takes_fp8:
-            num_params = sum(math.prod(self.source.shape(f"{name}.weight")) for name in names)
+            num_params = sum(math.prod(self.source.shape(name)) for name in weights)
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
         return packed
+
+    def _quantized_linear(
+        self, weight: QuantizedWeight, bias: Tensor | None, *, was_read: bool = False
+    ) -> ops.PackedLinear:
+        """`was_read`: from a matrix whose bytes are counted."""
+        num_params = weight.values.numel()
+        self.num_bytes += int(num_params * BITS[kind_of(weight)] / 8)
+        if was_read:
+            self.num_bytes -= num_params * self._dtype.itemsize
+        return ops.pack_quantized(weight, bias, self._dtype)
+
+    def _row_order(self, name: str, num_rows: int) -> Tensor | None:
+        """The order of rows that `_fill` gives to queries and keys."""
+        if self._head_order is None or not _ROTATED.fullmatch(name):
+            return None
+        order = torch.tensor(self._head_order, device=self.device)
+        return (torch.arange(0, num_rows, len(order), device=self.device)[:, None] + order).flatten()
 
     def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
         """Returns the GEMM of a matrix whose columns are divided over the ranks."""
@@ -504,7 +535,7 @@ class _Reader:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
         stack = self._stack(names, "weight", interleaved=interleaved)
-        packed = ops.pack_experts(stack, as_fp8=self._as_fp8)
+        packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
 
@@ -569,7 +600,10 @@ class _Reader:
             heads.copy_(heads[:, self._head_order])
         if self._scales and (factor := self._scales.get(_name_in_layer(name))) is not None:
             out.mul_(factor)
-        self._num_read += out.numel() * self._dtype.itemsize
+        self._count_read(out.numel())
+
+    def _count_read(self, num_params: int) -> None:
+        self._num_read += num_params * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)
 
     def _reorder_latent(self, name: str, out: Tensor, latent: LatentSpec) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from headrace.kernels.quantized import QuantizedWeight
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.source import Slice, StoredRows
 
@@ -55,6 +56,9 @@ class RandomWeights:
             whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
             if part is not None:
                 out.copy_(part.of(whole))
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return None
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None

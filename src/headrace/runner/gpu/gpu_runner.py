@@ -96,8 +96,9 @@ class GpuRunner:
         self._caches = self._allocate_caches(decoder)
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
-        max_rows = max(shape.max_num_seqs, shape.max_draft_rows)
-        self._decode_graphs = DecodeGraphs(max_rows, enable_sharing=self._shares_prefixes)
+        self._decode_graphs = DecodeGraphs(
+            shape.max_num_seqs, enable_sharing=self._shares_prefixes, max_draft_rows=shape.max_draft_rows
+        )
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
         self._offsets = torch.zeros(max_size, dtype=torch.int32, device=device) if shape.max_draft_rows else None
