@@ -49,6 +49,10 @@ EXECUTE = RANGE + "execute"  # one step on the CPU's device thread
 # The Triton kernels of `kernels/gpu`, by the name of their function. tests/profile checks that none is missing.
 OWN_KERNELS: dict[str, Part] = {
     "_multiply": "gemm",  # experts
+    "_multiply_row": "gemm",  # with the norm before it and the activation after it
+    "_gated_rows": "gemm",
+    "_gate_up": "gemm",  # experts of few tokens
+    "_down": "gemm",
     "_prefill": "prefill_attention",
     "_decode": "decode_attention",
     "_shared": "decode_attention",
@@ -64,6 +68,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_soft_cap": "elementwise",
     "_choose_experts": "elementwise",
     "_sort": "elementwise",  # routes by expert
+    "_sum_routes": "elementwise",
     "_gated_norm": "elementwise",
     "_decode_conv": "elementwise",
     "_prefill_conv": "elementwise",
