@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from offline import commit
+from about import commit
 
 from headrace import LLM, SamplingParams
 from headrace.bench.workloads import WorkloadSpec, build
@@ -122,10 +122,14 @@ def whole_prompt(decoder: Decoder, kv_dtype: torch.dtype) -> tuple[StepLayout, l
     return layout, caches
 
 
+def text() -> str:
+    """The texts of Python's help topics."""
+    return "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
+
+
 def measure_perplexity(model: str, device: str, **settings: Any) -> float:
     checkpoint = open_checkpoint(model)
-    text = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-    token_ids = np.asarray(load_tokenizer(checkpoint.text).encode(text[:80_000]))
+    token_ids = np.asarray(load_tokenizer(checkpoint.text).encode(text()[:80_000]))
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     decoder = load_decoder(checkpoint, dtype=dtype, device=device, quantization=settings.get("quantization"))
     return perplexity(decoder, token_ids, torch.float8_e4m3fn if "kv_cache_dtype" in settings else dtype)

@@ -204,6 +204,14 @@ def test_the_docs_count_the_flags_of_vllm() -> None:
             "default_chat_template_kwargs",
             {"a": {"b": "x", "c": 1}},
         ),
+        (
+            ["-sc.method=ngram", "--speculative-config.num_speculative_tokens", "3"],
+            "speculative_config",
+            {"method": "ngram", "num_speculative_tokens": 3},
+        ),
+        (["--speculative-model", "[ngram]"], "speculative_model", "[ngram]"),
+        (["--spec-tokens", "3"], "num_speculative_tokens", 3),
+        (["--num-speculative-decoder-samples", "0"], "num_speculative_tokens", 0),
     ],
 )
 @pytest.mark.parametrize("parse", [_served, _run])
@@ -222,8 +230,8 @@ def test_forms_of_start_scripts_are_read(
         (["--max-num-batched-tokens", "auto"], "must be a whole number"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
-        (["--speculative-config.method", "ngram"], "--speculative-config.method is refused"),
-        (["-sc.method=ngram"], "-sc.method is refused"),
+        (["--speculative-config.method", "eagle"], "speculative_config's method='eagle' is not supported"),
+        (["--spec-method", "ngram"], "--spec-method is refused: the method and the lengths of n-grams are keys"),
         (["--lora_modules", "a=b", "c=d"], "--lora_modules is refused"),
         (["--max-num-seqs.x", "1"], "unknown option --max-num-seqs.x"),
     ],

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
 from headrace.other_settings import explanation
+from headrace.speculation import SpeculativeConfig, speculative_config
 from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
@@ -29,7 +30,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 Device = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
-Quantization = Literal["fp8"]
+Quantization = Literal["fp8", "int8", "int4"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 ExecutorBackend = Literal["mp", "ray"]
 ModelRunner = Literal["auto", "generate", "pooling"]
@@ -72,7 +73,8 @@ class EngineConfig:
     dtype: DType = setting("auto", "type of the weights and activations")
     quantization: Quantization | None = setting(
         None,
-        "'fp8': weights and activations in eight bits, quantized at load; only on a GPU; default: none",
+        "quantizes the layers' weights at load, on a GPU: 'fp8' and 'int8' with activations of eight bits, 'int4' "
+        "weights alone; default: as the checkpoint stores them",
     )
     kv_cache_dtype: KvCacheDType = setting(
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"
@@ -116,6 +118,22 @@ class EngineConfig:
         "CPUs of the engine's threads: a list such as 0-7,16; 'auto': from the machine's topology; 'none': not pinned",
     )
     seed: int = setting(0, "seed of random weights and of requests that bring none")
+    speculative_config: Mapping[str, Any] | None = setting(
+        None,
+        "speculative decoding, with vLLM's keys: method (ngram, draft_model, early_exit), model, "
+        "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, num_layers; default: none",
+    )
+    speculative_model: str | None = setting(
+        None, "a smaller model with the same tokenizer that drafts tokens, or '[ngram]'; default: none"
+    )
+    num_speculative_tokens: int | None = setting(
+        None, "most drafted tokens of a sequence in one step; 0: no speculative decoding; default: 4 if it is on"
+    )
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """The three settings of speculative decoding in one; None if it is off."""
+        return speculative_config(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
 
     def __post_init__(self) -> None:
         self._check_names_and_flags()
@@ -129,9 +147,11 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         self._check_ranges()
         self._check_nodes()
+        _ = self.speculative  # raises an error for a value that is not valid
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
-                f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}"
+                f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}; a "
+                "quantized checkpoint needs none: its config.json says how it is quantized"
             )
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0.0 < share <= 1.0):
@@ -229,6 +249,9 @@ class EngineOptions(TypedDict, total=False):
     num_threads: int | None
     cpu_affinity: str
     seed: int
+    speculative_config: Mapping[str, Any] | None
+    speculative_model: str | None
+    num_speculative_tokens: int | None
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

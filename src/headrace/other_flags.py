@@ -123,7 +123,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "ignored",
-        "models with Mamba, linear attention or Engram layers are not supported, and others do not read it",
+        "recurrent states have one form: matrices in float32, convolutions in the model's type, no cache of prefixes",
         values="mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds "
         "mamba-config mamba-ssm-cache-dtype mamba-ssu-algorithm replayssm-buffer-len gdn-prefill-backend "
         "kda-prefill-backend kda-decode-backend engram-config",
@@ -272,16 +272,29 @@ GROUPS: tuple[FlagGroup, ...] = (
     # ---- speculative decoding and LoRA
     FlagGroup(
         "refused",
-        "there is no speculative decoding yet",
-        values="speculative-model num-speculative-tokens=0 speculative-config -sc spec-method spec-model spec-tokens=0 "
-        "speculative-draft-tensor-parallel-size speculative-max-model-len speculative-model-quantization "
-        "speculative-disable-by-batch-size speculative-disable-mqa-scorer spec-decoding-acceptance-method "
-        "typical-acceptance-sampler-posterior-threshold typical-acceptance-sampler-posterior-alpha "
-        "ngram-prompt-lookup-max ngram-prompt-lookup-min",
+        "the method and the lengths of n-grams are keys of --speculative-config",
+        values="spec-method ngram-prompt-lookup-max ngram-prompt-lookup-min",
+    ),
+    FlagGroup(
+        "refused",
+        "a draft model has the engine's dtype and context, and one process",
+        values="speculative-draft-tensor-parallel-size=1 speculative-max-model-len speculative-model-quantization",
     ),
     FlagGroup(
         "ignored",
-        "there is no speculative decoding yet, so nothing of it is measured",
+        "nothing is drafted with many running sequences, or where drafts are not accepted",
+        values="speculative-disable-by-batch-size",
+    ),
+    FlagGroup(
+        "refused",
+        "drafts are accepted exactly: answers have the same distribution as without them",
+        values="spec-decoding-acceptance-method typical-acceptance-sampler-posterior-threshold "
+        "typical-acceptance-sampler-posterior-alpha",
+    ),
+    FlagGroup("ignored", "drafts are verified in one batch", values="speculative-disable-mqa-scorer"),
+    FlagGroup(
+        "ignored",
+        "drafts are counted for all requests together (spec_decode metrics), and log-probabilities stay available",
         values="per-request-spec-decode-metrics=none",
         switches="disable-logprobs-during-spec-decoding",
     ),

@@ -24,6 +24,9 @@ ALIASES = {  # vLLM's names for settings that Headrace has
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
     "kv_cache_memory_bytes": ("--kv-cache-memory",),
     "request_timeout_s": ("--request-timeout",),
+    "speculative_config": ("-sc",),
+    "speculative_model": ("--spec-model",),
+    "num_speculative_tokens": ("--spec-tokens", "--num-speculative-decoder-samples"),
 }
 
 

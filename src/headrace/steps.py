@@ -6,6 +6,7 @@ submission.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +68,25 @@ class ReadoutChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens that are proposed to follow the known ones of each slot of a plan. The step verifies them.
+
+    known         a b c                  c is the one token that a decode step would compute
+    drafts              d e f            lens = 3
+    rows              c d e f            the step computes 1 + 3 tokens, and samples after each
+    sampled             d e x y          equal to the drafts up to e: the slot gets d e x, and y is dropped
+    """
+
+    lens: IntArray  # [S]
+    tokens: IntArray | None = None  # [sum(lens)], slot after slot; None: the runner's draft model proposes them
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: first the changes (slot entries, table writes, block copies), then `num_tokens` of each slot."""
+    """One step: first the changes (slot entries, table writes, block copies), then `num_tokens` of each slot.
+
+    With `drafts` all slots decode, a slot has 1 + its drafts tokens, and no other step is in flight.
+    """
 
     step: int
     slots: IntArray  # [S]
@@ -83,11 +101,13 @@ class StepPlan:
     # sampled it, so the host sends it. None: the device has it.
     next_tokens: IntArray | None = None
     is_steady: bool = False  # a decode step for the same slots as the step before: only table writes can differ
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Log-probabilities for the slots that asked for them: [Q] and [Q, largest number of top tokens]."""
+    """Log-probabilities for the slots that asked for them: [Q] and [Q, largest number of top tokens]. A slot appears
+    once for each of its tokens, in their order."""
 
     slots: IntArray
     chosen: npt.NDArray[np.float32]
@@ -123,14 +143,16 @@ class StepResult:
     """The sampled tokens of the slots that sampled, and the step's prompt log-probabilities and readouts."""
 
     step: int
-    slots: IntArray
-    tokens: IntArray
-    finished: npt.NDArray[np.uint8]  # UNFINISHED, STOPPED, FULL or BROKEN
+    slots: IntArray  # [S]
+    tokens: IntArray  # [S], or with `num_sampled` slot after slot
+    finished: npt.NDArray[np.uint8]  # [S] UNFINISHED, STOPPED, FULL or BROKEN
     logprobs: StepLogprobs | None = None
     prompt_logprobs: tuple[StepPromptLogprobs, ...] = ()
     readout_results: tuple[ReadoutResult, ...] = ()
+    num_sampled: IntArray | None = None  # [S] tokens of each slot, one or more; None: one each
 
 
+DraftsBySlot = Mapping[int, Sequence[int]]
 Bitmask = npt.NDArray[np.int32]  # [Q, words]: token t is bit t % 32 of word t // 32; bits past the vocabulary are free
 
 
@@ -144,7 +166,9 @@ class Masks(Protocol):
     @property
     def slots(self) -> IntArray: ...  # [Q], those that sample in the step
 
-    def bits(self) -> Bitmask: ...  # one row for each of `slots`
+    def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
+        """One row for each of `slots`; with drafts, one more for each of the slot's drafts, after those before it."""
+        ...
 
 
 class Runner(Protocol):

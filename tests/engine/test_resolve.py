@@ -202,7 +202,7 @@ def test_fp8_is_refused_without_hardware_for_it(wish: dict[str, str]) -> None:
 def test_quantized_gemms_compute_in_bfloat16() -> None:
     with pytest.raises(ConfigError, match="set dtype='bfloat16'"):
         on_gpu(quantization="fp8", dtype="float16")
-    with pytest.raises(ConfigError, match="quantization must be one of fp8, got 'int3'"):
+    with pytest.raises(ConfigError, match="quantization must be one of fp8, int8, int4, got 'int3'"):
         EngineConfig(quantization="int3")  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ def test_without_a_file_the_embedded_model_is_the_default() -> None:
     [
         ("max_num_seq = 4\n", "unknown key 'max_num_seq'.*max_num_seqs"),
         ('max_num_seqs = "4"\n', "max_num_seqs must be an integer"),
-        ('speculative_model = "m"\n', "speculative_model='m' is refused: there is no speculative decoding"),
+        ('scheduler_cls = "m"\n', "scheduler_cls='m' is refused: there is one scheduler"),
         ("max_num_seqs = \n", "is not TOML"),
         ("max_num_seqs = 0\n", "max_num_seqs must be an integer of at least 1"),
     ],

@@ -56,7 +56,7 @@ GEMMA3N = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
     "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": 300,
+    "vocab_size_per_layer_input": 320,  # all tokens: transformers before 5.18 reads past the end of a smaller table
     "hidden_size_per_layer_input": 16,
     "laurel_rank": 8,
     "activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.0, 0.0],
@@ -126,6 +126,36 @@ def _mpt_config(**values: Any) -> transformers.MptConfig:
     return transformers.MptConfig(**{key: values[name] for key, name in keys.items()}, attn_config={"clip_qkv": 3.0})
 
 
+def _mamba2_config(**values: Any) -> transformers.Mamba2Config:
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id", "pad_token_id")
+    names = (*names, "max_position_embeddings")
+    sizes = {"num_heads": 16, "head_dim": 12, "n_groups": 2, "state_size": 16}
+    return transformers.Mamba2Config(**{name: values[name] for name in names}, **sizes)
+
+
+# Each kind of layer, and one with attention where the family has it.
+LFM2 = {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
+FALCON_H1 = {"mamba_d_ssm": 192, "mamba_n_heads": 16, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 16}
+FALCON_H1 |= {"ssm_in_multiplier": 0.7, "key_multiplier": 0.8, "attention_in_multiplier": 0.9}
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 64,
+}
+GATED_DELTA = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+DELTA_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DELTA_EXPERTS |= {"shared_expert_intermediate_size": 64}
 LATENT: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": None}
 LATENT |= {"q_lora_rank": 32, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 24}
@@ -234,7 +264,14 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         transformers.MiniMaxM2ForCausalLM,
         {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8, "rope_parameters": MINIMAX_ROPE},
     ),
+    "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM, LFM2),
+    "mamba2": (_mamba2_config, transformers.Mamba2ForCausalLM, {}),
+    "falcon_h1": (transformers.FalconH1Config, transformers.FalconH1ForCausalLM, FALCON_H1),
+    "nemotron_h": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM, NEMOTRON_H),
+    "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM, GATED_DELTA | DELTA_EXPERTS),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM, GATED_DELTA),
 }
+HYBRIDS = ("lfm2", "mamba2", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")  # they have a recurrent state
 # Put together of what the others have, one by one: left to the slow tests of the whole engine. The logits of all
 # families are compared with those of transformers by default.
 LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm", "seed_oss", "ernie4_5", "exaone4"} | {
@@ -261,6 +298,10 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "falcon_rw",
     "gemma3n",
     "mpt",
+    "mamba2",
+    "falcon_h1",
+    "nemotron_h",
+    "qwen3_5",
 }
 DIVIDED = [name for name in FAMILIES if name != "gemma3n"]  # those that run on several ranks
 MIXTURES = (
@@ -277,6 +318,8 @@ MIXTURES = (
     "deepseek_v3",
     "gpt_oss",
     "minimax_m2",
+    "nemotron_h",
+    "qwen3_next",
 )
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}<tool {{ tool.function.name }}>\n{% endfor %}"

@@ -19,11 +19,14 @@ from headrace.kernels import gpu
 from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.allowed_tokens import keep_allowed
 from headrace.kernels.gpu.gather_kv import gather_contexts
+from headrace.kernels.gpu.int4 import Int4Linear
 from headrace.kernels.gpu.sample import sample
+from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.gpu.scores import scores
 from headrace.kernels.gpu.shared_attention import shared_shape
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
+from headrace.kernels.quantized import Fp8Weight, Int4Weight, quantize_int8
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 compiled: set[str] = set()
@@ -134,16 +137,47 @@ def experts() -> None:
             gpu.pack_experts(weight[:, :, :72], as_fp8=as_fp8)(x[:num_tokens, :72], routes)
 
 
+def quantized() -> None:
+    x = torch.zeros(512, 512, dtype=BF16)
+    for group_len, zeros in ((128, None), (32, torch.zeros(256, 16, dtype=torch.uint8))):
+        values = torch.zeros(256, 512, dtype=torch.uint8)
+        linear = Int4Linear(Int4Weight(values, torch.zeros(256, 512 // group_len), zeros), None, BF16)
+        for num_tokens in (4, 32, 200, 512):
+            linear(x[:num_tokens])
+    for weight in (quantize_int8(x), Fp8Weight(x.to(FP8), torch.zeros(4, 4))):
+        for num_tokens in (4, 200):
+            ScaledLinear(weight, None, BF16)(x[:num_tokens])
+
+
+def recurrent(num_heads: int, head_dim: int, state_size: int) -> None:
+    head, x = torch.zeros(num_heads), torch.zeros(144, num_heads, head_dim, dtype=BF16)
+    states = torch.zeros(17, num_heads, head_dim, state_size), torch.zeros(17, num_heads, head_dim, head_dim)
+    group = torch.zeros(144, 1, state_size, dtype=BF16)
+    for layout in (layout_of(16, 1), dataclasses.replace(layout_of(16, 1), max_query_len=1)):
+        conv = torch.zeros(17, 3, num_heads * head_dim, dtype=BF16)
+        weight = torch.zeros(num_heads * head_dim, 4, dtype=BF16)
+        gpu.causal_conv(x.flatten(1), layout, conv, weight, activates=True)
+        gpu.selective_scan(x, group, group, x[:, :, 0], layout, states[0], rate=head, skip=head, dt_bias=head)
+        gpu.gated_delta_rule(x, x, x, x[:, :, 0], x[:, :, 1], layout, states[1], rate=head, dt_bias=head)
+    for weight in (None, torch.zeros(head_dim), torch.zeros(num_heads * head_dim)):
+        for norm_first in (False, True):
+            gpu.gated_norm(x.flatten(1), x.flatten(1), weight, 1e-5, group_size=head_dim, norm_first=norm_first)
+
+
 def slots_and_sampling() -> None:
     numbers, wide = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int64)
     tokens, tables = torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, 16, dtype=torch.int32)
     slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
+    slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers, numbers)
     slot_kernels.write_tables(tables, numbers, numbers, numbers)
     flags, finished = torch.zeros(32, dtype=torch.uint8), torch.zeros(32, dtype=torch.bool)
     slot_kernels.enter_slot(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
     stops, out = torch.zeros(32, 16, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     for advances in (None, wide):
         slot_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
+    accepted = torch.zeros(3, 32, dtype=torch.int32)
+    rows = (numbers, numbers, numbers, wide, flags)
+    slot_kernels.accept_drafts(*rows, tokens, wide, wide, finished, wide, stops, accepted)
     logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
     sample(logits, numbers, wide, temperature, wide, wide, flags)
     for dtype in (BF16, torch.float32):
@@ -158,6 +192,10 @@ def main() -> None:
     elementwise()
     slots_and_sampling()
     experts()
+    quantized()
+    recurrent(8, 64, 128)
+    recurrent(8, 64, 256)
+    recurrent(8, 128, 128)
     attention(8, 2, 64, BF16)
     attention(8, 2, 128, FP8)
     latents(16, BF16)

@@ -264,6 +264,70 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
 
 
 @everywhere
+def test_the_rows_of_drafts_are_prepared_one_after_the_other(place: Place) -> None:
+    from headrace.kernels.gpu.slots import prepare_decode
+
+    slots, offsets = torch.tensor([[2, 2, 2, 0], [0, 1, 2, 0]], device=place.device).int().unbind()
+    tokens = torch.randint(1000, (3, 64), device=place.device).int()
+    computed = torch.tensor([5, 9, 14], device=place.device)
+    tables = torch.randperm(12, device=place.device).view(3, 4).int()
+    token_ids, context_lens = (torch.empty(4, dtype=torch.int32, device=place.device) for _ in range(2))
+    positions, mapping = (torch.empty(4, dtype=torch.int64, device=place.device) for _ in range(2))
+    prepare_decode(slots, tokens, computed, tables, 16, token_ids, positions, mapping, context_lens, offsets)
+    assert positions.tolist() == [14, 15, 16, 5]
+    assert context_lens.tolist() == [15, 16, 17, 6]
+    assert torch.equal(token_ids, tokens[slots.long(), positions])
+    assert torch.equal(mapping, tables[slots.long(), positions // 16].long() * 16 + positions % 16)
+
+
+@everywhere
+def test_drafts_are_accepted_as_in_the_reference(place: Place) -> None:
+    """Random drafts, half of which are what was sampled, against `runner/verification.py`."""
+    from headrace.kernels.gpu.slots import accept_drafts
+    from headrace.runner.verification import verify
+
+    generator = torch.Generator().manual_seed(1)
+
+    def random(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, shape, generator=generator)
+
+    num_slots, max_len = 40, 64
+    slots, num_rows = torch.randperm(num_slots, generator=generator)[:30], 1 + random(5, 30)
+    starts = num_rows.cumsum(0) - num_rows
+    total = int(num_rows.sum())
+    sampled, flags = random(4, total), (random(20, total) == 0).to(torch.uint8) * BROKEN
+    lens = 1 + random(30, num_slots)
+    tokens = random(9, num_slots, max_len).int()
+    for slot, start, count in zip(slots.tolist(), starts.tolist(), num_rows.tolist(), strict=True):
+        guesses = torch.where(random(2, count - 1) == 0, sampled[start : start + count - 1], 5)
+        tokens[slot, lens[slot] : lens[slot] + count - 1] = guesses.int()
+    end_len, stops = lens + 2 + random(5, num_slots), torch.full((num_slots, 4), -1)
+    stops[:, 1] = torch.where(random(3, num_slots) == 0, random(4, num_slots), -1)
+    row_slots = slots.repeat_interleave(num_rows)
+    offsets = torch.arange(total) - starts.repeat_interleave(num_rows)
+    finished = torch.where(lens[row_slots] + offsets + 1 >= end_len[row_slots], FULL, UNFINISHED)
+    finished[(stops[row_slots] == sampled[:, None]).any(1)] = STOPPED
+    finished[flags != 0] = BROKEN
+    drafts = tokens[row_slots, lens[row_slots] + offsets][offsets < num_rows.repeat_interleave(num_rows) - 1]
+    expected = verify(sampled.numpy(), finished.to(torch.uint8).numpy(), drafts.long().numpy(), num_rows.numpy())
+    assert set(expected.num_sampled.tolist()) >= {1, 2, 3}
+
+    state = [each.to(place.device) for each in (tokens.clone(), lens.clone(), lens - 1)]
+    ended = torch.zeros(num_slots, dtype=torch.bool, device=place.device)
+    out = torch.zeros(3, total, dtype=torch.int32, device=place.device)
+    inputs = [each.to(place.device) for each in (slots.int(), starts.int(), num_rows.int(), sampled, flags)]
+    accept_drafts(*inputs, *state, ended, end_len.to(place.device), stops.to(place.device), out)
+    assert out[0].tolist() == sampled.tolist()
+    assert out[1, :30].tolist() == expected.finished.tolist()
+    assert out[2, :30].tolist() == expected.num_sampled.tolist()
+    for index, slot in enumerate(slots.tolist()):
+        count, start = int(expected.num_sampled[index]), int(starts[index])
+        assert state[1][slot] == lens[slot] + count and state[2][slot] == lens[slot] - 1 + count
+        assert state[0][slot, lens[slot] : lens[slot] + count].tolist() == sampled[start : start + count].tolist()
+        assert bool(ended[slot]) == (expected.finished[index] != UNFINISHED)
+
+
+@everywhere
 def test_new_blocks_are_written_into_the_tables(place: Place) -> None:
     from headrace.kernels.gpu.slots import write_tables
 

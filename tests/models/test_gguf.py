@@ -218,7 +218,7 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def logits(decoder: Decoder, text: torch.Tensor) -> torch.Tensor:
     length = len(text)
-    caches = decoder.allocate_caches(4, 16)
+    caches = decoder.allocate_caches(4, 16, num_slots=1)
     layout = ops.StepLayout(
         positions=torch.arange(length),
         slot_mapping=torch.arange(length),

@@ -292,6 +292,23 @@ def test_a_quantized_file_gives_the_logits_of_the_model_with_rounded_weights(nam
     assert_same_logits(path, theirs)
 
 
+def test_experts_in_mxfp4_give_the_logits_of_their_rounded_weights(tmp_path: Path) -> None:
+    """As the published files of gpt-oss store them; biases and other matrices are not quantized."""
+    case = CASES["gpt-oss"]
+    tensors = tensors_of(case, make(case))
+    kinds = {name: Types.MXFP4 for name in tensors if name.endswith("_exps.weight")}
+    blocks = {name: gguf.quants.quantize(tensors[name], kind) for name, kind in kinds.items()}
+    rounded = {name: gguf.quants.dequantize(each, Types.MXFP4) for name, each in blocks.items()}
+    values = {f"gpt-oss.{key}": value for key, value in case.extra.items()}
+    numbers = {"architecture": "gpt-oss", "extra": values, **case.numbers}
+    files = [
+        write(tmp_path / "mxfp4.gguf", tensors | blocks, kinds=kinds, **numbers),
+        write(tmp_path / "rounded.gguf", tensors | rounded, **numbers),
+    ]
+    narrow, wide = (logits(load_decoder(open_checkpoint(str(f)), dtype=torch.float32), torch.arange(40)) for f in files)
+    torch.testing.assert_close(narrow, wide, rtol=0, atol=0)
+
+
 def test_experts_that_are_tensors_of_their_own_are_read(tmp_path: Path) -> None:
     """As in files of Mixtral's first months."""
     case = CASES["mixtral"]

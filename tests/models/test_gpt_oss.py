@@ -84,7 +84,7 @@ def test_blocks_and_scales_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"swiglu_limit": 5.0}, "swiglu_limit 5.0"),
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, r"quantized \(modelopt\)"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -42,11 +42,11 @@ def test_values_may_be_longer_than_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"qk_rope_head_dim": 7}, ModelError, "qk_rope_head_dim must be even"),
+        ({"qk_rope_head_dim": 7, "qk_nope_head_dim": 13}, ModelError, "qk_rope_head_dim must be even"),
         ({"attention_bias": True}, UnsupportedModelError, "attention_bias=True"),
         ({"topk_method": "noaux_tc"}, UnsupportedModelError, "'noaux_tc' is not supported for DeepSeek V2"),
         ({"topk_method": "group_limited_greedy", "n_group": 4}, ModelError, "6 experts cannot be chosen from 2 of 4"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, r"quantized \(fp8\)"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, UnsupportedModelError, r"quantized \(modelopt\)"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(

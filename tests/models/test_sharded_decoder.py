@@ -100,9 +100,13 @@ def test_two_ranks_compute_the_logits_of_transformers(name: str, tmp_path: Path)
         ("command r+", 2),
         pytest.param("deepseek v2-lite", 3, marks=pytest.mark.slow),
         pytest.param("stablelm 2 12b", 3, marks=pytest.mark.slow),
+        pytest.param("bloom", 3, marks=pytest.mark.slow),
+        pytest.param("falcon-rw", 2, marks=pytest.mark.slow),
     ],
 )
-def test_latents_are_whole_on_every_rank_and_norms_of_heads_are_divided(name: str, size: int, tmp_path: Path) -> None:
+def test_latents_are_whole_on_every_rank_and_norms_and_slopes_of_heads_are_divided(
+    name: str, size: int, tmp_path: Path
+) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)
     check_logits(tmp_path, model, size)

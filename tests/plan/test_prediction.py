@@ -12,6 +12,8 @@ from headrace.plan.advice import compare, in_other_formats, ways_out
 from headrace.plan.document import document
 from headrace.plan.gpus import GPUS, cpu
 from headrace.plan.prediction import PHASES
+from headrace.plan.source import shape_of_config
+from tests.models.test_published_configs import CONFIGS
 
 CHAT = named("chat")
 SHORT = uniform(200, 100, num_requests=100)
@@ -35,6 +37,8 @@ def test_a_known_kind_of_prediction_shows_its_error_and_others_say_that_there_is
     for settings in (PlanSettings(num_gpus=2), PlanSettings(quantization="int4")):
         assert predict("llama-3.1-8b", "H200", SHORT, settings).error.share is None
     assert predict("mixtral-8x7b", "H200", SHORT).error.share is None
+    gemma_3n = shape_of_config("gemma-3n-e4b", CONFIGS["google/gemma-3n-E4B"])
+    assert predict(gemma_3n, "H200", SHORT).error.text.startswith("not measured: layers of gemma3n_text")
     assert predict("mixtral-8x7b", "H200", uniform(200, 100, num_requests=16)).error.share is not None
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.sched import SchedulerLimits
+from headrace.speculation import Speculation, SpeculativeConfig
 from headrace.types import BACKGROUND_PRIORITY, Readout
 from tests.sched.checking_runner import NEVER_SAMPLED, Driver, make_request
 
@@ -29,9 +30,11 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
     max_model_len = draw(st.sampled_from([3, 4, 6])) * block_size + draw(st.integers(1, 5))
     is_chunked = draw(st.booleans())
     least = max_num_seqs if is_chunked else max(max_num_seqs, max_model_len)
+    max_tokens = least + draw(st.sampled_from([0, 1, block_size, 60]))
+    num_stages = draw(st.sampled_from([1, 1, 2, 3]))
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=least + draw(st.sampled_from([0, 1, block_size, 60])),
+        max_num_batched_tokens=max_tokens,
         max_model_len=max_model_len,
         num_blocks=-(-(max_model_len - 1) // block_size) + draw(st.sampled_from([0, 1, 2, 5, 20])),
         block_size=block_size,
@@ -39,8 +42,17 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         queue_policy=draw(st.sampled_from(["fcfs", "priority"])),
         capacity_policy=draw(st.sampled_from(["max_utilization", "guaranteed_no_evict", "static_batch"])),
-        num_stages=draw(st.sampled_from([1, 1, 2, 3])),
+        num_stages=num_stages,
+        speculation=draw(speculations(max_tokens)) if num_stages == 1 else None,
     )
+
+
+@st.composite
+def speculations(draw: st.DrawFn, max_rows: int) -> Speculation | None:
+    if not draw(st.booleans()):
+        return None
+    config = SpeculativeConfig(method="ngram", num_tokens=draw(st.integers(1, 6)))
+    return Speculation(config=config, max_seqs=draw(st.integers(1, 5)), max_rows=max_rows, free_rows=1000.0)
 
 
 @st.composite

@@ -69,7 +69,7 @@ def test_precision_is_searched_only_if_quality_may_change() -> None:
     in_force = {**DEFAULTS, "kv_cache_dtype": "auto", "quantization": None}
     assert "quantization" not in values_of(a_space(in_force=in_force, is_gpu=True))
     found = find_knobs(a_space(in_force=in_force, is_gpu=True, allows_quality_change=True))
-    assert found.by_name["quantization"].values == ("fp8",)
+    assert found.by_name["quantization"].values == ("fp8", "int4")
     assert found.by_name["kv_cache_dtype"].changes_quality
 
 

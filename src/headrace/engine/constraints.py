@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.engine.grammars import Grammar, Grammars, explain
 from headrace.engine.reasoning_gate import ReasoningGate
-from headrace.steps import UNFINISHED, Bitmask, IntArray, SlotEntry, StepPlan, StepResult
+from headrace.steps import UNFINISHED, Bitmask, DraftsBySlot, IntArray, SlotEntry, StepPlan, StepResult
 from headrace.types import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ class StepMasks:
 
     slots: IntArray
     _constraints: list[Constraint]
-    _fill: Callable[[list[Constraint]], Bitmask]
+    _fill: Callable[[list[Constraint], DraftsBySlot], Bitmask]
     _before: StepMasks | None  # the step with masks before this one, until its tokens are read
     result: Callable[[], StepResult] | None = None  # of this step; set once it is submitted
     waited_seconds: float = field(default=0.0)
 
-    def bits(self) -> Bitmask:
+    def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
         started = perf_counter()
         self._read_before()
         self.waited_seconds = perf_counter() - started
-        return self._fill(self._constraints)
+        return self._fill(self._constraints, drafts or {})
 
     def _read_before(self) -> None:
         before, self._before = self._before, None
@@ -96,12 +96,15 @@ class StepMasks:
         assert self.result is not None, "asked for a step that was not submitted"
         result = self.result()
         index_of = {slot: index for index, slot in enumerate(result.slots.tolist())}
+        ends = None if result.num_sampled is None else np.cumsum(result.num_sampled)
         for constraint in self._constraints:
             index = index_of.get(constraint.slot)
             if index is None or result.finished[index] != UNFINISHED:
                 constraint.is_over = True  # it sampled its last token in this step or before
-            else:
+            elif ends is None or result.num_sampled is None:
                 constraint.unread.append(int(result.tokens[index]))
+            else:
+                constraint.unread += result.tokens[ends[index] - result.num_sampled[index] : ends[index]].tolist()
 
 
 class Constraints:
@@ -165,7 +168,7 @@ class Constraints:
 
     # ---- on the thread that samples
 
-    def _fill(self, constraints: list[Constraint]) -> Bitmask:
+    def _fill(self, constraints: list[Constraint], drafts: DraftsBySlot) -> Bitmask:
         assert self._grammars is not None
         bits = np.full((len(constraints), self._grammars.num_words), -1, np.int32)
         read = [(each.matcher(), i) for i, each in enumerate(constraints) if not each.is_over]
@@ -179,7 +182,32 @@ class Constraints:
             elif (gate := constraints[i].gate) is not None and gate.start_token_id is not None:
                 _set(bits[i], (gate.start_token_id,), True)
         self._allow_ends(constraints, bits)
-        return bits
+        if not drafts:
+            return bits
+        return np.concatenate([self._with_drafts(bits[i], each, drafts) for i, each in enumerate(constraints)])
+
+    def _with_drafts(self, first: Bitmask, constraint: Constraint, drafts_by_slot: DraftsBySlot) -> Bitmask:
+        """The first row, and one for what may follow each draft. A draft that the row before it forbids is not sampled,
+        so the rows after it are not used."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        drafts = drafts_by_slot.get(constraint.slot, ())
+        rows = np.full((1 + len(drafts), len(first)), -1, np.int32)
+        rows[0] = first
+        if constraint.is_over or not len(drafts):
+            return rows
+        assert constraint.gate is None, "drafts inside a reasoning that may end there"
+        matcher = constraint.matcher().deep_copy()
+        for index, token in enumerate(drafts):
+            if not _is_set(rows[index], token) or token in constraint.stop_token_ids:
+                break
+            matcher.consume_token(token)
+            fill_next_token_bitmask(matcher, rows, index + 1)
+            if matcher.is_error():
+                constraint.error = explain(matcher.get_error())
+                rows[index + 1] = 0
+            self._allow_ends([constraint], rows[index + 1 : index + 2], num_drafts=index + 1)
+        return rows
 
     def _compute(self, matchers: list[tuple[llguidance.LLMatcher, int]], bits: Bitmask) -> None:
         from llguidance import LLExecutor
@@ -195,15 +223,15 @@ class Constraints:
             self._executor = LLExecutor(min(self._grammars.num_threads, _MAX_THREADS))
         fill_next_token_bitmask_par(self._executor, matchers, bits)
 
-    def _allow_ends(self, constraints: list[Constraint], bits: Bitmask) -> None:
+    def _allow_ends(self, constraints: list[Constraint], bits: Bitmask, num_drafts: int = 0) -> None:
         """Where the grammar allows the answer to end, allow the sequence's own stop tokens, but not before `min_tokens`
-        unless nothing else is allowed."""
+        unless nothing else is allowed. The rows are for what follows `num_drafts` drafts."""
         assert self._grammars is not None
         word, bit = divmod(self._grammars.end_id, 32)
         ends = bits[:, word] >> bit & 1 == 1
         bits[:, word] &= ~_BITS[bit]
         for i, constraint in enumerate(constraints):
-            is_early = constraint.num_read < constraint.min_tokens
+            is_early = constraint.num_read + num_drafts < constraint.min_tokens
             if is_early and _has_more_than(constraint.stop_token_ids, bits[i]):
                 _set(bits[i], constraint.stop_token_ids, False)
             elif ends[i]:
@@ -219,6 +247,10 @@ def _set(row: Bitmask, token_ids: tuple[int, ...], is_allowed: bool) -> None:
             row[token >> 5] |= _BITS[token & 31]
         else:
             row[token >> 5] &= ~_BITS[token & 31]
+
+
+def _is_set(row: Bitmask, token: int) -> bool:
+    return bool(row[token >> 5] >> (token & 31) & 1)
 
 
 def _has_more_than(token_ids: tuple[int, ...], row: Bitmask) -> bool:

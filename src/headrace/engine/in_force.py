@@ -4,7 +4,7 @@ and the server. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from headrace.config import EngineConfig
@@ -62,6 +62,8 @@ def memory_share(settings: Settings, config: EngineConfig) -> float | None:
 
 def _derived(settings: Settings) -> dict[str, SettingInForce]:
     """Values that are no fields of the config."""
+    why_state = "layers of the model have a state per slot, so prefixes are not cached"
+    state = {"has_recurrent_state": SettingInForce(True, "automatic", why_state)}
     sized = next((choice.reason for choice in settings.choices if choice.name == "num_blocks"), "")
     source: Source = "given" if sized.startswith(_AS_SET) else "automatic"
     return {
@@ -80,7 +82,14 @@ def _derived(settings: Settings) -> dict[str, SettingInForce]:
         "min_free_slots_to_start": SettingInForce(
             settings.min_free_slots_to_start, "automatic", "free slots before new sequences start, once all were taken"
         ),
-    }
+        "speculation": _speculation(settings),
+    } | (state if settings.has_recurrent_state else {})
+
+
+def _speculation(settings: Settings) -> SettingInForce:
+    if settings.speculation is None:
+        return SettingInForce(None, "default", "nothing is drafted")
+    return SettingInForce(asdict(settings.speculation), "automatic", "up to which number of sequences drafts can pay")
 
 
 def shape_of(spec: ModelSpec) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.arguments import checks_arguments
+from headrace.engine.answers import Progress
 from headrace.engine.offline_order import longest_first, prefixes_first
 from headrace.engine.pooling import (
     ClassificationRequestOutput,
@@ -22,16 +23,10 @@ from headrace.engine.pooling import (
 )
 from headrace.engine.pooling_prompts import PoolingReader
 from headrace.engine.prompts import Prompt, PromptReader, TokenizedPair, TokenizedPrompt, as_prompt_list, text_of
-from headrace.engine.readouts import (
-    PendingClassification,
-    PendingEmbedding,
-    PendingPooling,
-    pooling_request,
-    score_request,
-)
+from headrace.engine.readouts import PendingPooling, pooling_request, score_request
 from headrace.errors import RequestError
 from headrace.models.pooler import PoolerTask
-from headrace.types import EmbeddingRequestOutput, Pooling, ScoreRequestOutput
+from headrace.types import EmbeddingRequestOutput, Pooling, Request, ScoreRequestOutput, SequenceEvent
 
 if TYPE_CHECKING:
     from headrace.engine.start import Engine
@@ -77,7 +72,7 @@ class PoolingCalls:
         puts before a text, such as 'query'.
         """
         params = _params(pooling_params, truncate_prompt_tokens, normalize)
-        pending = self._pool(
+        return self._pool(
             prompts,
             "embed",
             params,
@@ -86,7 +81,6 @@ class PoolingCalls:
             prompt_name=prompt_name,
             pooling=pooling,
         )
-        return [one.output() for one in pending if isinstance(one, PendingEmbedding)]
 
     @checks_arguments(RequestError)
     def classify(
@@ -99,8 +93,7 @@ class PoolingCalls:
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of each label of a classifier."""
         params = PoolingParams.of(pooling_params)
-        pending = self._pool(prompts, "classify", params, use_tqdm=use_tqdm, priority=priority)
-        return [one.output() for one in pending if isinstance(one, PendingClassification)]
+        return self._pool(prompts, "classify", params, use_tqdm=use_tqdm, priority=priority)
 
     @checks_arguments(RequestError)
     def encode(
@@ -118,16 +111,7 @@ class PoolingCalls:
         task = pooling_task or params.task or self._own_task
         check_task(self._engine.spec.pooler, task)
         known: PoolerTask = "classify" if task == "classify" else "embed"
-        pending = self._pool(prompts, known, params, use_tqdm=use_tqdm, priority=priority)
-        return [
-            PoolingRequestOutput(
-                one.request.request_id,
-                PoolingOutput(one.pooled()),
-                tuple(one.request.prompt_token_ids.tolist()),
-                num_cached_tokens=one.num_cached_tokens,
-            )
-            for one in pending
-        ]
+        return self._pool(prompts, known, params, use_tqdm=use_tqdm, priority=priority, output=_pooled_output)
 
     @checks_arguments(RequestError)
     def score(
@@ -196,14 +180,14 @@ class PoolingCalls:
         wanted = params if pairs.num_first is None else replace(params, use_activation=True)
         each = per_prompt("priority", priority, 0, len(tails))
         priorities = [*[min(each)] * (pairs.num_first or 0), *each]
-        pending = self._collect_pooled(pairs.prompts, self._own_task, wanted, priorities, use_tqdm=use_tqdm)
-        scores = pair_scores([one.pooled() for one in pending], pairs.num_first)
-        seconds = pending[-len(scores) :]
+        order = list(range(len(priorities)))
+        pooled: list[PoolingRequestOutput] = self._collect_pooled(
+            order, pairs.prompts, self._own_task, wanted, priorities, use_tqdm=use_tqdm, output=_pooled_output
+        )
+        scores = pair_scores([one.outputs.data for one in pooled], pairs.num_first)
         return [
-            ScoringRequestOutput(
-                one.request.request_id, ScoringOutput(score), tuple(one.request.prompt_token_ids.tolist())
-            )
-            for one, score in zip(seconds, scores, strict=True)
+            ScoringRequestOutput(one.request_id, ScoringOutput(score), one.prompt_token_ids)
+            for one, score in zip(pooled[-len(scores) :], scores, strict=True)
         ]
 
     @property
@@ -224,7 +208,8 @@ class PoolingCalls:
         priority: Sequence[int] | None,
         prompt_name: str | None = None,
         pooling: Pooling | None = None,
-    ) -> list[PendingPooling]:
+        output: Callable[[PendingPooling], Any] | None = None,
+    ) -> list[Any]:
         items = as_prompt_list(prompts)
         check_task(self._engine.spec.pooler, task)
         if params.truncate_prompt_tokens is None:
@@ -239,23 +224,27 @@ class PoolingCalls:
                 [items[i] for i in order[start : start + READ_AT_ONCE]], prompt_name=prompt_name, truncate=limit
             )
         )
-        return self._collect_pooled(read, task, params, priorities, use_tqdm=use_tqdm, order=order, pooling=pooling)
+        return self._collect_pooled(
+            order, read, task, params, priorities, use_tqdm=use_tqdm, pooling=pooling, output=output
+        )
 
     def _collect_pooled(
         self,
+        order: list[int],
         prompts: Iterable[TokenizedPrompt],
         task: PoolerTask,
         params: PoolingParams,
         priorities: Sequence[int],
         *,
         use_tqdm: bool,
-        order: list[int] | None = None,
         pooling: Pooling | None = None,
-    ) -> list[PendingPooling]:
-        spec, kept = self._engine.spec, dict[int, PendingPooling]()
+        output: Callable[[PendingPooling], Any] | None = None,
+    ) -> list[Any]:
+        """`output` makes another output of a request than its own."""
+        spec = self._engine.spec
 
         def build(index: int, prompt: TokenizedPrompt) -> Any:
-            kept[index] = pooling_request(
+            pending = pooling_request(
                 str(next(self._ids)),
                 prompt,
                 spec,
@@ -265,10 +254,40 @@ class PoolingCalls:
                 dimensions=params.dimensions,
                 priority=priorities[index],
             )
-            return kept[index]
+            return pending if output is None else _WithOutput(pending, output)
 
-        self._collect(list(range(len(priorities))) if order is None else order, prompts, build, use_tqdm=use_tqdm)
-        return [kept[index] for index in sorted(kept)]
+        return self._collect(order, prompts, build, use_tqdm=use_tqdm)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithOutput:
+    """A request with another output than its own; see `llm.Pending`."""
+
+    pending: PendingPooling
+    make_output: Callable[[PendingPooling], Any]
+
+    @property
+    def request(self) -> Request:
+        return self.pending.request
+
+    @property
+    def is_finished(self) -> bool:
+        return self.pending.is_finished
+
+    def take(self, event: SequenceEvent) -> Progress:
+        return self.pending.take(event)
+
+    def output(self) -> Any:
+        return self.make_output(self.pending)
+
+
+def _pooled_output(pending: PendingPooling) -> PoolingRequestOutput:
+    return PoolingRequestOutput(
+        pending.request.request_id,
+        PoolingOutput(pending.pooled()),
+        tuple(pending.request.prompt_token_ids.tolist()),
+        num_cached_tokens=pending.num_cached_tokens,
+    )
 
 
 def _params(given: object, truncate: int | None, normalize: bool | None) -> PoolingParams:

@@ -33,6 +33,7 @@ import msgspec
 from headrace.engine.core import EngineCore, StepTimes
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ProfilerError
+from headrace.models.quantized import BITS
 from headrace.models.spec import ModelSpec
 from headrace.steps import IntArray, StepPlan
 from headrace.types import refuses_unknown
@@ -322,7 +323,7 @@ class EngineProfiler:
 def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
     """The numbers that the work of a step follows from: `ModelNumbers` of `headrace.profile.trace`."""
     element = 4 if settings.dtype == "float32" else 2
-    is_fp8 = settings.quantization == "fp8"
+    kind = settings.quantization
     return {
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -331,12 +332,12 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
         "mlp_width": spec.mlp_width,
         "vocab_size": spec.vocab_size,
         "active_params": _active_params(spec),
-        "weight_bytes": spec.num_linear_params * (1 if is_fp8 else element),
+        "weight_bytes": int(spec.num_linear_params * (element if kind is None else BITS[kind] / 8)),
         "head_bytes": spec.hidden_size * spec.vocab_size * element,
         "kv_token_bytes": spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else element),
         "activation_bytes": element,
         "logit_bytes": element,
-        "is_fp8": is_fp8,
+        "is_fp8": kind == "fp8",
         "is_gated": spec.is_gated,
     }
 

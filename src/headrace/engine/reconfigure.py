@@ -17,7 +17,7 @@ from headrace.engine.client import Deliver
 from headrace.engine.resolve import resolve_here
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import own_settings
-from headrace.engine.start import Engine, LoadedModel, engine_of, facts_without, restart_core, start_core
+from headrace.engine.start import Engine, LoadedModel, draft_of, engine_of, facts_without, restart_core, start_core
 from headrace.errors import ConfigError
 from headrace.hardware import release_unused
 
@@ -71,7 +71,9 @@ def reconfigure(engine: Engine, given: Mapping[str, Any], deliver: Deliver) -> R
         )
     config = config_of(model, given)
     facts = facts_without(model)
-    _refuse_other_weights(model, config, resolve_here(config, model.spec, facts))
+    draft = draft_of(model, config)
+    resolved = resolve_here(config, model.spec, facts, None if draft is None else draft.spec)
+    _refuse_other_weights(model, config, resolved)
     engine.close()
     _release(model)
     try:
@@ -102,6 +104,9 @@ def _refuse_other_weights(model: LoadedModel, config: EngineConfig, settings: Se
     ]
     if loaded.load_format == "random" and config.seed != loaded.seed:
         changed.append("seed")
+    speculative = config.speculative
+    if speculative is not None and speculative.model is not None and speculative != loaded.speculative:
+        raise OtherWeightsError(f"the draft model {speculative.model!r} needs a new LLM: it is not loaded")
     if changed:
         asked = ", ".join(f"{name}={getattr(config, name)!r}" for name in changed)
         was = ", ".join(f"{name}={getattr(loaded, name)!r}" for name in changed)

@@ -8,13 +8,17 @@ from typing import TypedDict
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
+from headrace.engine.speculating import choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
+from headrace.models.quantized import BITS, StoredQuantization
 from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
+from headrace.speculation import Speculation
 
 GIB = 2**30
+MIB = 2**20
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_CAPABILITY = (8, 9)  # compute capability from which a GPU has FP8 tensor cores: Ada, Hopper
 
@@ -36,30 +40,40 @@ GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
 MAX_MEMORY_SHARE = 0.95  # above it, a warning: peaks that were not measured, and other processes, need memory too
+STATE_SHARE = 0.5  # of the memory beside weights and steps, for the recurrent states of all slots
+STATE_SHARE_ALONE = 0.9  # the same without a KV cache
 MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of all slots; above it, a warning
 CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in smaller blocks are copied before use
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
+_QUANTIZED: dict[Quantization, str] = {
+    "fp8": "weights and activations of the layers in eight bits",
+    "int8": "weights and activations of the layers in eight bits",
+    "int4": "weights of the layers in four bits",
+}
 GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
-def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
-    return _resolver(config, spec, facts).settings()
+def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None) -> Settings:
+    """`draft`: the draft model of speculative decoding, where there is one and it is known."""
+    return _resolver(config, spec, facts, draft).settings()
 
 
-def resolve_here(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
+def resolve_here(
+    config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None
+) -> Settings:
     """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
     resolves for several GPUs at once.)"""
-    resolver = _resolver(config, spec, facts)
+    resolver = _resolver(config, spec, facts, draft)
     settings = resolver.settings()
     resolver.refuse_more_than_memory(settings)
     return settings
 
 
-def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Resolver:
+def _resolver(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> Resolver:
     from headrace.engine.resolve_encoder import EncoderResolver  # it extends this file's class
 
-    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts)
+    return (EncoderResolver if spec.is_encoder else Resolver)(config, spec, facts, draft)
 
 
 class _Pace(TypedDict, total=False):
@@ -80,9 +94,10 @@ class _Memory:
 class Resolver:
     """Decides in dependency order, and notes each value with its reason."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> None:
+    def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> None:
         self._config = config
         self._spec = spec
+        self._draft = draft
         self._ranks = RankLayout(config, spec, facts, on_gpu=False)  # until `_device` says so
         self._facts = facts
         self._choices: list[Choice] = []
@@ -100,8 +115,9 @@ class Resolver:
         threads = self._threads(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
-        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs)
+        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype)
         max_model_len = self._max_model_len(num_blocks)
+        max_num_batched_tokens = self._max_num_batched_tokens(max_num_seqs, max_model_len)
         self._warn_about_block_size()
         self._warn_about_memory_share()
         self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
@@ -119,24 +135,42 @@ class Resolver:
             cpu_affinity=threads.cpu_affinity,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens(max_num_seqs, max_model_len),
+            max_num_batched_tokens=max_num_batched_tokens,
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_chunked_prefill=config.enable_chunked_prefill,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=self._enable_prefix_caching(dtype, max_num_seqs),
+            has_recurrent_state=self._has_states,
             queue_policy=config.scheduling_policy,
             capacity_policy=config.capacity_policy,
             **self._pace(max_num_seqs),
             seed=config.seed,
+            speculation=self._speculation(max_num_seqs, max_num_batched_tokens, max_model_len),
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )
+
+    def _speculation(self, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Speculation | None:
+        found = choose_speculation(
+            self._config,
+            self._spec,
+            self._draft,
+            on_gpu=self._on_gpu,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        if found is not None:
+            drafts = f"up to {found.config.num_tokens} drafts of each of up to {found.max_seqs} decoding sequences"
+            self._note("speculative_config", found.config.method, f"as set: {drafts}, as far as they are accepted")
+        return found
 
     def refuse_more_than_memory(self, settings: Settings) -> None:
         gpu, config = self._facts.gpu, self._config
         total = gpu.total_memory if self._on_gpu and gpu is not None else self._facts.total_memory
         total //= self._ranks.num_per_device
         cache, weights = settings.num_blocks * self._block_bytes(settings.kv_dtype), self._weight_bytes(settings.dtype)
+        weights += self._state_bytes(settings.dtype, settings.max_num_seqs)
         if cache + weights <= total:
             return
         name = "kv_cache_memory_bytes" if config.num_gpu_blocks_override is None else "num_gpu_blocks_override"
@@ -144,6 +178,38 @@ class Resolver:
             f"{name}={getattr(config, name):,} is a KV cache of {cache / GIB:,.1f} GiB; with weights of "
             f"{weights / GIB:,.1f} GiB it does not fit into {total / GIB:,.1f} GiB of memory; lower it or leave it out"
         )
+
+    @property
+    def _has_states(self) -> bool:
+        return self._spec.recurrent is not None
+
+    def _enable_prefix_caching(self, dtype: str, max_num_seqs: int) -> bool:
+        if not self._has_states:
+            return self._config.enable_prefix_caching
+        each = self._spec.state_bytes(BYTES_OF[dtype])
+        self._note(
+            "recurrent_states",
+            f"{self._state_bytes(dtype, max_num_seqs) / MIB:,.1f} MiB",
+            f"{max_num_seqs:,} slots of {each / MIB:,.1f} MiB",
+        )
+        if self._config.enable_prefix_caching:
+            reason = "layers of the model have a recurrent state, which cached blocks of a prefix do not contain"
+            self._note("enable_prefix_caching", "off", reason)
+        return False
+
+    def _state_bytes(self, dtype: str, max_num_seqs: int) -> int:
+        num_padding = int(self._on_gpu)
+        return (max_num_seqs + num_padding) * self._spec.state_bytes(BYTES_OF[dtype])
+
+    def _seqs_with_states(self, dtype: str, max_seqs: int) -> int:
+        """How many sequences' states fit into their share of the memory, up to `max_seqs`."""
+        each = self._spec.state_bytes(BYTES_OF[dtype])
+        if not each:
+            return max_seqs
+        memory = self._memory(max_seqs)
+        free = memory.allowed - memory.for_steps - self._weight_bytes(dtype)
+        share = STATE_SHARE if self._spec.num_attention_layers else STATE_SHARE_ALONE
+        return max(1, min(max_seqs, int(free * share) // each))
 
     def _pace(self, max_num_seqs: int) -> _Pace:
         if not self._on_gpu:
@@ -189,13 +255,36 @@ class Resolver:
         return value
 
     def _quantization(self, dtype: str) -> Quantization | None:
-        given = self._config.quantization
+        given, stored = self._config.quantization, self._spec.quantization
+        if given is not None and stored is not None and given != stored.kind:
+            raise ConfigError(
+                f"quantization={given!r} does not fit the checkpoint, whose weights are {stored.kind} "
+                f"({stored.method}); leave it out"
+            )
+        if stored is not None:
+            return self._stored_quantization(stored, dtype)
         if given is not None:
-            self._check_fp8(f"quantization={given!r}")
-            if dtype != "bfloat16":
-                raise ConfigError(f"quantization={given!r} computes in bfloat16; set dtype='bfloat16'")
-            self._note("quantization", given, "as set: weights and activations of the layers in eight bits")
+            self._check_quantization(given, dtype)
+            self._note("quantization", given, f"as set: {_QUANTIZED[given]}")
         return given
+
+    def _stored_quantization(self, stored: StoredQuantization, dtype: str) -> Quantization | None:
+        """The form in which a quantized checkpoint's matrices are kept in memory."""
+        if not self._on_gpu or not stored.stays_packed:
+            reason = "a CPU computes in float32" if not self._on_gpu else "its activations are not quantized"
+            self._note("quantization", None, f"{stored.kind} weights ({stored.method}) are dequantized: {reason}")
+            return None
+        self._check_quantization(stored.kind, dtype)
+        self._note("quantization", stored.kind, f"as stored ({stored.method}): {_QUANTIZED[stored.kind]}")
+        return stored.kind
+
+    def _check_quantization(self, kind: Quantization, dtype: str) -> None:
+        if kind == "fp8":
+            self._check_fp8("quantization='fp8'")
+            if dtype != "bfloat16":
+                raise ConfigError("quantization='fp8' computes in bfloat16; set dtype='bfloat16'")
+        elif not self._on_gpu:
+            raise ConfigError(f"quantization={kind!r} needs a GPU; a CPU computes in float32")
 
     def _kv_dtype(self, dtype: str) -> str:
         given = self._config.kv_cache_dtype
@@ -240,9 +329,13 @@ class Resolver:
 
     def _max_seqs(self, dtype: str, kv_dtype: str) -> int:
         """The maximum before the size of the KV cache is considered."""
+        return self._seqs_with_states(dtype, self._max_seqs_by_rate(dtype, kv_dtype))
+
+    def _max_seqs_by_rate(self, dtype: str, kv_dtype: str) -> int:
         if not self._on_gpu:
             return CPU_FULL_RATE_SEQS
-        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, GPU_MAX_SEQS)
+        with_states = self._seqs_with_states(dtype, GPU_MAX_SEQS)
+        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, with_states)
         if num_blocks * self._config.block_size >= GPU_MAX_SEQS * GPU_USUAL_TOKENS:
             return GPU_MAX_SEQS
         return min(GPU_MAX_SEQS, self._full_rate_seqs())
@@ -250,7 +343,7 @@ class Resolver:
     def _full_rate_seqs(self) -> int:
         return max(GPU_MIN_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
 
-    def _max_num_seqs(self, num_blocks: int, max_seqs: int) -> int:
+    def _max_num_seqs(self, num_blocks: int, max_seqs: int, dtype: str) -> int:
         given = self._config.max_num_seqs
         if given is not None:
             self._note("max_num_seqs", given, "as set")
@@ -258,6 +351,8 @@ class Resolver:
         device = "GPU" if self._on_gpu else "CPU"
         full_rate = f"a {device} reaches its full rate with this many sequences; more would mostly use memory"
         in_cache = max(1, num_blocks * self._config.block_size // MIN_SEQ_TOKENS)
+        if self._has_states and self._seqs_with_states(dtype, max_seqs + 1) == max_seqs:
+            full_rate = "the recurrent states of more would take too much of the memory"
         limits = [
             (max_seqs, full_rate),
             (in_cache, f"the KV cache holds this many sequences of {MIN_SEQ_TOKENS} tokens"),
@@ -285,6 +380,11 @@ class Resolver:
         if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is None:
             return config.num_gpu_blocks_override
         block_bytes = self._block_bytes(kv_dtype)
+        if not block_bytes:
+            raise ConfigError(
+                f"kv_cache_memory_bytes={config.kv_cache_memory_bytes:,} has no meaning for {self._spec.family}, which "
+                "has no attention and so no KV cache; leave it out"
+            )
         if config.kv_cache_memory_bytes < block_bytes:
             raise ConfigError(
                 f"kv_cache_memory_bytes={config.kv_cache_memory_bytes:,} is less than one block of "
@@ -295,7 +395,16 @@ class Resolver:
     def _room(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
         """Blocks that fit beside the weights and the steps of `max_num_seqs` sequences; may be less than one."""
         memory = self._memory(max_num_seqs)
-        return (memory.allowed - self._weight_bytes(dtype) - memory.for_steps) // self._block_bytes(kv_dtype)
+        taken = self._weight_bytes(dtype) + memory.for_steps + self._state_bytes(dtype, max_num_seqs)
+        block_bytes = self._block_bytes(kv_dtype)
+        if not block_bytes:  # no attention: blocks are only counted
+            return self._max_blocks(max_num_seqs) if taken <= memory.allowed else 0
+        return (memory.allowed - taken) // block_bytes
+
+    def _max_blocks(self, max_num_seqs: int) -> int:
+        """Those of `max_num_seqs` whole contexts."""
+        context = self._config.max_model_len or self._spec.max_model_len
+        return max_num_seqs * -(-context // self._config.block_size)
 
     def _memory(self, max_num_seqs: int) -> _Memory:
         return self._gpu_memory(max_num_seqs) if self._on_gpu else self._cpu_memory()
@@ -304,19 +413,24 @@ class Resolver:
         memory, weights = self._memory(max_num_seqs), self._weight_bytes(dtype)
         room = self._room(dtype, kv_dtype, max_num_seqs)
         if room < 1:
+            states = self._state_bytes(dtype, max_num_seqs)
+            of_states = f", recurrent states of {states / GIB:.2f} GiB ({max_num_seqs} slots)" if states else ""
+            lower = "max_num_batched_tokens or max_num_seqs" if states else "max_num_batched_tokens"
             raise ConfigError(
-                f"weights of {weights / GIB:.2f} GiB as {self._config.quantization or dtype} and steps of "
+                f"weights of {weights / GIB:.2f} GiB as {self._kind_in_memory or dtype}{of_states} and steps of "
                 f"{memory.for_steps / GIB:.2f} GiB leave no room for a KV cache: {memory.allowed / GIB:.2f} GiB may be "
-                f"used ({memory.source}); raise gpu_memory_utilization, free memory, lower max_num_batched_tokens, or "
+                f"used ({memory.source}); raise gpu_memory_utilization, free memory, lower {lower}, or "
                 "take a smaller model"
             )
         context = self._config.max_model_len or self._spec.max_model_len
-        max_blocks = max_num_seqs * -(-context // self._config.block_size)
+        max_blocks = self._max_blocks(max_num_seqs)
         if max_blocks <= room:
             reason = f"{max_num_seqs} sequences of {context:,} tokens: more is never needed"
             self._note("num_blocks", max_blocks, reason)
             return max_blocks
         less = f"{weights / GIB:.2f} GiB of weights"
+        if self._has_states:
+            less += f", {self._state_bytes(dtype, max_num_seqs) / GIB:.2f} GiB of recurrent states"
         if memory.for_steps:
             less += f" and {memory.for_steps / GIB:.2f} GiB for steps"
         self._note(
@@ -417,12 +531,27 @@ class Resolver:
 
     def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
         num_bytes = shards.num_params * BYTES_OF[dtype]
-        if self._config.quantization == "fp8":
-            num_bytes -= shards.num_linear_params * (BYTES_OF[dtype] - 1)
+        if self._draft is not None:
+            num_bytes += self._draft.num_params * BYTES_OF[dtype]
+        kind = self._kind_in_memory
+        if kind is not None:
+            num_packed = shards.num_linear_params
+            if kind != "fp8" or self._spec.quantization is not None:
+                num_packed -= shards.num_expert_params  # experts stay in 16 bits
+            num_bytes -= int(num_packed * (BYTES_OF[dtype] - BITS[kind] / 8))
         return num_bytes
 
+    @property
+    def _kind_in_memory(self) -> Quantization | None:
+        stored = self._spec.quantization
+        if stored is None:
+            return self._config.quantization
+        return stored.kind if self._on_gpu and stored.stays_packed else None
+
     def _block_bytes(self, dtype: str) -> int:
-        return self._ranks.first_shards.spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size
+        of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token
+        num_elements = self._ranks.first_shards.spec.kv_elements_per_token + of_draft
+        return num_elements * BYTES_OF[dtype] * self._config.block_size
 
     def _max_model_len(self, num_blocks: int) -> int:
         given, own = self._config.max_model_len, self._spec.max_model_len

@@ -11,7 +11,10 @@ CPU_MAX_TEXTS = 128
 CPU_BATCHED_TEXT_TOKENS = 2048
 GPU_BATCHED_TEXT_TOKENS = 16384  # the host launches a step of a small encoder in about the time that these take
 
-_NOT_FOR_ENCODERS = ("quantization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+_NOT_FOR_ENCODERS = (
+    *("quantization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
+    *("speculative_config", "speculative_model"),
+)
 
 
 class EncoderResolver(Resolver):

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from headrace.dist.collectives import Groups, StageLink
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
     from headrace.models.encoder import Encoder
+    from headrace.runner.draft_model import Proposer
 
 
 def with_small_sums(groups: Groups, config: EngineConfig, settings: Settings) -> Groups:
     """Lets small sums over GPUs take their own way (`runner/gpu/peer_sums.py`). All ranks must call it."""
-    if settings.device != "cuda" or config.disable_custom_all_reduce:
+    is_on_several_nodes = settings.ranks_per_node % settings.tensor_parallel_size != 0
+    if settings.device != "cuda" or config.disable_custom_all_reduce or is_on_several_nodes:
         return groups
     from headrace.runner.gpu.peer_sums import with_peer_sums
 
@@ -94,7 +96,9 @@ def measure_step(decoder: Decoder | Encoder, settings: Settings) -> int:
         return 0
     from headrace.runner.gpu.memory import measure_step
 
-    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
+    num_rows = 0 if settings.speculation is None else settings.speculation.max_rows
+    num_seqs = max(settings.max_num_seqs, num_rows)
+    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs)
 
 
 def graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
@@ -114,12 +118,19 @@ def depth_of(settings: Settings) -> int:
 
 
 def start_runner(
-    model: Decoder | Encoder, settings: Settings, step_bytes: int, on_stage: OnStage = ignore_stage
+    model: Decoder | Encoder,
+    settings: Settings,
+    step_bytes: int,
+    on_stage: OnStage = ignore_stage,
+    *,
+    draft: Decoder | None = None,
 ) -> Runner:
+    """`draft`: the draft model, if there is one."""
     import torch
 
     from headrace.models.encoder import Encoder
 
+    speculation = settings.speculation
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
@@ -129,20 +140,35 @@ def start_runner(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
         step_bytes=step_bytes,
+        max_draft_seqs=0 if speculation is None else speculation.max_seqs,
+        max_draft_rows=0 if speculation is None else speculation.max_rows,
     )
+    proposer = None if isinstance(model, Encoder) else _proposer(model, settings, draft)
     with pinned_to(cpus_of(settings.cpu_affinity)):  # threads that the runner starts inherit the mask
         if settings.device == "cuda":
-            return _start_gpu_runner(model, shape, on_stage)
+            return _start_gpu_runner(model, shape, on_stage, proposer)
         if isinstance(model, Encoder):
             from headrace.runner.cpu_encoder_runner import CpuEncoderRunner
 
             return CpuEncoderRunner(model, shape, on_stage)
         from headrace.runner.cpu_runner import CpuRunner
 
-        return CpuRunner(model, shape, on_stage)
+        return CpuRunner(model, shape, on_stage, proposer)
 
 
-def _start_gpu_runner(model: Decoder | Encoder, shape: RunnerShape, on_stage: OnStage) -> Runner:
+def _proposer(decoder: Decoder, settings: Settings, draft: Decoder | None) -> Proposer | None:
+    """What drafts tokens, if the host does not: the draft model, or the decoder's first layers."""
+    from headrace.runner.draft_model import Proposer, first_layers
+
+    num_layers = None if settings.speculation is None else settings.speculation.config.num_layers
+    if num_layers is not None:
+        return Proposer(first_layers(decoder, num_layers), shares_cache=True)
+    return None if draft is None else Proposer(draft, shares_cache=False)
+
+
+def _start_gpu_runner(
+    model: Decoder | Encoder, shape: RunnerShape, on_stage: OnStage, proposer: Proposer | None
+) -> Runner:
     import torch
 
     from headrace.models.encoder import Encoder
@@ -152,7 +178,7 @@ def _start_gpu_runner(model: Decoder | Encoder, shape: RunnerShape, on_stage: On
     try:
         if isinstance(model, Encoder):
             return GpuEncoderRunner(model, shape, on_stage)
-        return GpuRunner(model, shape, on_stage)
+        return GpuRunner(model, shape, on_stage, proposer)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(

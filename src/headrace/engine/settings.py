@@ -8,6 +8,7 @@ from typing import Any, Literal
 from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
 from headrace.dist.mesh import Mesh
 from headrace.sched import SchedulerLimits
+from headrace.speculation import Speculation
 
 Source = Literal["given", "automatic", "default", "reported"]
 
@@ -61,6 +62,8 @@ class Settings:
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
     min_free_slots_to_start: int = 1  # see SchedulerLimits
+    speculation: Speculation | None = None
+    has_recurrent_state: bool = False  # see SchedulerLimits
 
     @property
     def num_ranks(self) -> int:
@@ -116,4 +119,6 @@ class Settings:
             full_step_tokens=self.full_step_tokens,
             min_free_slots_to_start=self.min_free_slots_to_start,
             num_stages=self.pipeline_parallel_size,
+            speculation=self.speculation,
+            has_recurrent_state=self.has_recurrent_state,
         )

@@ -23,6 +23,7 @@ from headrace.config import EngineConfig
 from headrace.engine.chat_template import with_chat_settings
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.drafts import check_tokenizer, load_draft, open_draft
 from headrace.engine.grammars import Grammars
 from headrace.engine.group import EngineGroup, OnLost, ProcessClient
 from headrace.engine.process.engine_process import EngineProcess
@@ -96,6 +97,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     grammars: Grammars
     rss_before: int  # bytes of memory that this process had before the weights were loaded
+    draft: Decoder | None = None  # the draft model of speculative decoding
 
 
 class LoadedCore(NamedTuple):
@@ -266,20 +268,25 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
     if "torch" not in sys.modules:
         on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
-    estimate = resolve_here(config, spec, facts)
+    draft_checkpoint = open_draft(config, spec, on_stage)
+    draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec
+    estimate = resolve_here(config, spec, facts, draft_spec)
     ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, facts)
     try:
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
             loading = executor.submit(tokenizer_of, config, checkpoint)
             decoder = _load_model(checkpoint, estimate, on_stage, ranks)
-            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks)
+            draft = None if draft_checkpoint is None else load_draft(draft_checkpoint, estimate, on_stage)
+            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=draft)
             tokenizer = loading.result()
+            if draft_checkpoint is not None:
+                check_tokenizer(config, draft_checkpoint, tokenizer)
     except BaseException:
         if ranks is not None:
             ranks.end()
         raise
-    model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before)
+    model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before, draft)
     return _core_of(model, config, started)
 
 
@@ -307,17 +314,23 @@ def facts_without(model: LoadedModel) -> MachineFacts:
 
 def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
     """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
-    estimate = resolve_here(config, model.spec, facts)
-    return _core_of(
-        model, config, _measure_and_start(_decoder_of(model, estimate), model.spec, config, estimate, facts)
-    )
+    draft = draft_of(model, config)
+    estimate = resolve_here(config, model.spec, facts, None if draft is None else draft.spec)
+    decoder = _decoder_of(model, estimate)
+    return _core_of(model, config, _measure_and_start(decoder, model.spec, config, estimate, facts, draft=draft))
+
+
+def draft_of(model: LoadedModel, config: EngineConfig) -> Decoder | None:
+    """The loaded draft model, if this config uses it."""
+    return model.draft if config.speculative == model.config.speculative else None
 
 
 def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -> LoadedCore:
     """Start a core with the settings of an earlier one, whatever memory is free now."""
     decoder = _decoder_of(model, settings)
     step_bytes = measure_step(decoder, settings)
-    return _core_of(model, config, _StartedRunner(start_runner(decoder, settings, step_bytes), settings))
+    runner = start_runner(decoder, settings, step_bytes, draft=draft_of(model, config))
+    return _core_of(model, config, _StartedRunner(runner, settings))
 
 
 def _read_facts(config: EngineConfig) -> MachineFacts:
@@ -345,6 +358,8 @@ def _measure_and_start(
     facts: MachineFacts,
     on_stage: OnStage = ignore_stage,
     ranks: RankStart | None = None,
+    *,
+    draft: Decoder | None = None,
 ) -> _StartedRunner:
     """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache: by the rank
     with the least memory, if there are several."""
@@ -355,9 +370,9 @@ def _measure_and_start(
         step_memory = step_bytes + graph_bytes(step_bytes, decoder.spec, settings)
         facts = replace(facts, gpu=replace(facts.gpu, step_memory=step_memory))
         facts = facts if ranks is None else ranks.narrowest(facts)
-        settings = resolve_here(config, spec, facts)
+        settings = resolve_here(config, spec, facts, None if draft is None else draft.spec)
     if ranks is None:
-        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage), settings)
+        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage, draft=draft), settings)
     ranks.build(settings)
     return _StartedRunner(ranks.runner_of(start_runner(decoder, settings, step_bytes, on_stage)), settings)
 

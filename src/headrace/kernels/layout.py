@@ -135,9 +135,23 @@ class PackedLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerState:
+    """The recurrent state of one layer, indexed by slot.
+
+    A sequence that starts (its first token of the step has position 0) reads zeros, whatever is here: nothing has to be
+    cleared when a sequence takes a slot, also again after a preemption. A step reads the state before its tokens and
+    leaves the state after them, so tokens must be computed in order and once. States that were never written may hold
+    anything, even NaN.
+    """
+
+    conv: Tensor  # [num_slots, K - 1, C], the last inputs of a causal convolution over K tokens, oldest first
+    matrices: Tensor | None = None  # [num_slots, H, ...] float32, one matrix per head
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCache:
     """The KV cache of one layer. The device chooses the strides. Positions that were never written may hold anything,
-    even NaN.
+    even NaN. A layer without attention has no blocks.
 
     Keys and values may be narrower than the activations: float8_e4m3fn, without scales. Of latents there is one head,
     and its values are the first dimensions of its keys: see `of_latents`.
@@ -145,6 +159,7 @@ class LayerCache:
 
     keys: Tensor  # [num_blocks, Hkv, block_size, D]
     values: Tensor  # [num_blocks, Hkv, block_size, D]
+    state: LayerState | None = None  # of a layer with a recurrent mixer
 
     @classmethod
     def of_latents(cls, keys: Tensor, rank: int) -> LayerCache:

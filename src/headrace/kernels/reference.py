@@ -14,6 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.reference_recurrent import (  # noqa: F401  parts of the reference in a file of their own
+    causal_conv,
+    gated_delta_rule,
+    gated_norm,
+    selective_scan,
+)
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0

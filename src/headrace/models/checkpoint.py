@@ -23,6 +23,7 @@ from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stor
 from headrace.models.weights.head_files import WithHeadFiles
 from headrace.models.weights.joined_norms import JoinedNorms
 from headrace.models.weights.mxfp4 import Mxfp4Files
+from headrace.models.weights.quantized_files import QuantizedFiles
 from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
 from headrace.models.weights.source import WeightSource
@@ -158,7 +159,9 @@ def _token_finder(directory: Path) -> Callable[[str], int | None]:
 def _weights(directory: Path, config: Config, spec: ModelSpec, files: SafetensorsFiles) -> WeightSource:
     stored = _stored(config, spec)
     is_plain = stored.is_ours and spec.pooler is None
-    weights: WeightSource = files if is_plain else Rearranged(JoinedNorms(Mxfp4Files(files)), stored, spec)
+    unpacked = Mxfp4Files(files) if spec.quantization is None else QuantizedFiles(files, spec.quantization)
+    weights: WeightSource = files if spec.quantization is None else QuantizedFiles(files, spec.quantization)
+    weights = weights if is_plain else Rearranged(JoinedNorms(unpacked), stored, spec)
     folders = {} if spec.pooler is None else {i: layer.folder for i, layer in enumerate(spec.pooler.layers)}
     found = {index: SafetensorsFiles(directory / folder) for index, folder in folders.items() if folder is not None}
     return WithHeadFiles(weights, found) if found else weights

@@ -5,7 +5,7 @@ The residual stream is one tensor per step, updated in place. Each addition to i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,21 +15,21 @@ from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
 from headrace.models.head import PoolerHead
-from headrace.models.latent import LatentAttention
-from headrace.models.layers import Attention, Mlp, Norm
+from headrace.models.layers import Mlp, Norm
+from headrace.models.mixer import Mixer
 from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Norm | None
-    attention: Attention | LatentAttention
+    attention_norm: Norm | None  # before the mixer
+    mixer: Mixer | None  # attention in most models; None: the layer is only an MLP
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: Mlp | Mixture
+    mlp: Mlp | Mixture | None  # None: the layer is only a mixer
     mlp_post_norm: Norm | None
-    is_parallel: bool  # the MLP reads what attention reads
+    is_parallel: bool  # the MLP reads what the mixer reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,28 @@ class Decoder:
     def is_last_stage(self) -> bool:
         return self.norm is not None
 
-    def allocate_caches(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
-        """Allocates the KV cache of all layers that have one."""
-        return [self.allocate_cache(num_blocks, block_size, dtype) for _ in range(self.spec.num_cache_layers)]
+    def allocate_caches(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None, *, num_slots: int
+    ) -> list[LayerCache]:
+        """Allocates the KV cache of all layers that have one, and their recurrent states for so many slots."""
+
+        def of_layer(layer: int) -> LayerCache:
+            own_blocks = num_blocks if self.spec.has_attention(layer) else 0
+            return self.with_state(self.allocate_cache(own_blocks, block_size, dtype), layer, num_slots)
+
+        return [of_layer(layer) for layer in range(self.spec.num_cache_layers)]
+
+    def with_state(self, cache: LayerCache, layer: int, num_slots: int) -> LayerCache:
+        """Adds the recurrent state of the layer, if it has one."""
+        recurrent = self.spec.recurrent
+        if recurrent is None or not self.spec.has_state(layer):
+            return cache
+        shape, conv_shape = recurrent.matrix_shape, (num_slots, recurrent.kernel_size - 1, recurrent.conv_size)
+        conv = torch.empty(conv_shape, dtype=self.dtype, device=self.device)
+        if shape is None:
+            return replace(cache, state=ops.LayerState(conv))
+        matrices = torch.empty((num_slots, *shape), dtype=torch.float32, device=self.device)
+        return replace(cache, state=ops.LayerState(conv, matrices))
 
     def allocate_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> LayerCache:
         """Allocates the KV cache of one layer, in the type of the weights if none is given."""
@@ -82,17 +101,15 @@ class Decoder:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed, residual = _normed(x, residual, layer.attention_norm, layer.attention.input_linear)
-            if kept is not None and layer is self.layers[-1]:
-                x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
-            else:
-                x = layer.attention(normed, layout, cache)
-            if layer.is_parallel:
-                x.add_(_feed(layer, None, residual)[0])
-                continue
-            x = _post_normed(x, layer.attention_post_norm)
-            x, residual = _feed(layer, x, residual)
-            x = _post_normed(x, layer.mlp_post_norm)
+            last = kept if layer is self.layers[-1] else None
+            if layer.mixer is not None:
+                normed, residual = _normed(x, residual, layer.attention_norm, layer.mixer.input_linear)
+                x = layer.mixer(normed, layout, cache, last)
+            elif last is not None:
+                x = None if x is None else x[last]
+            residual = residual if last is None else residual[last]
+            if layer.mlp is not None:
+                x, residual = _feed_after(layer, layer.mlp, x, residual)
         residual = residual if x is None else residual.add_(x)
         if not self.is_last_stage:
             assert self.stages is not None
@@ -111,14 +128,25 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+def _feed_after(layer: Layer, mlp: Mlp | Mixture, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs the MLP after a mixer with the output x. Returns what is still to be added to the residual stream, and that
+    stream."""
+    if layer.is_parallel:
+        assert x is not None
+        return x.add_(_feed(mlp, layer.mlp_norm, None, residual)[0]), residual
+    x = None if x is None else _post_normed(x, layer.attention_post_norm)
+    x, residual = _feed(mlp, layer.mlp_norm, x, residual)
+    return _post_normed(x, layer.mlp_post_norm), residual
+
+
+def _feed(mlp: Mlp | Mixture, norm: Norm | None, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Runs the MLP on the residual stream with x added. Returns its output and the residual stream."""
-    if isinstance(layer.mlp, Mlp):
-        normed, residual = _normed(x, residual, layer.mlp_norm, layer.mlp.up)
-        return layer.mlp(normed), residual
-    normed, residual = _normed(x, residual, layer.mlp_norm, None)
+    if isinstance(mlp, Mlp):
+        normed, residual = _normed(x, residual, norm, mlp.up)
+        return mlp(normed), residual
+    normed, residual = _normed(x, residual, norm, None)
     assert isinstance(normed, Tensor)
-    return layer.mlp(normed), residual
+    return mlp(normed), residual
 
 
 def _normed(

@@ -9,11 +9,12 @@ from headrace.errors import UnsupportedModelError
 from headrace.models.family import Config, Family
 from headrace.models.family_rows_dense import DENSE
 from headrace.models.family_rows_gemma import GEMMA
+from headrace.models.family_rows_hybrids import HYBRIDS
 from headrace.models.family_rows_llama import LLAMA
 from headrace.models.family_rows_mixtures import MIXTURES
 from headrace.models.family_rows_qwen import QWEN
 
-FAMILIES: tuple[Family, ...] = (*LLAMA, *QWEN, *GEMMA, *DENSE, *MIXTURES)
+FAMILIES: tuple[Family, ...] = (*LLAMA, *QWEN, *GEMMA, *DENSE, *MIXTURES, *HYBRIDS)
 GENERATING = frozenset(name for family in FAMILIES for name in family.architectures)  # architectures with an LM head
 
 _UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"
@@ -28,7 +29,7 @@ _REASONS = {
         "hybrid_override_pattern",
         "rescale_every",
         "conv_L_cache",
-    ): ": it has recurrent layers, which are not supported yet",
+    ): ": it has recurrent layers of a kind that Headrace does not know",
     ("index_topk",): ": it has sparse attention, which is not supported yet",
     ("kv_lora_rank",): ": it has multi-head latent attention in a model of a kind that Headrace does not know",
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): _UNKNOWN_MIXTURE,

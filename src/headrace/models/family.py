@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from headrace.models.spec import Activation, Gemma3nSpec, LatentSpec, MixtureSpec, QueryGrowth
+from headrace.models.recurrent_specs import RecurrentSpec
+from headrace.models.spec import Activation, Gemma3nSpec, LatentSpec, MixerKind, MixtureSpec, QueryGrowth
 from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -44,6 +45,11 @@ class Traits(TypedDict, total=False):
     ropeless_layers: tuple[int, ...]
     latent: LatentSpec
     gemma3n: Gemma3nSpec
+    recurrent: RecurrentSpec
+    mixers: tuple[MixerKind, ...]
+    has_single_blocks: bool
+    gates_attention: bool
+    weight_scales: tuple[tuple[str, float], ...]
     num_positions: int
     position_offset: int
     embedding_scale: float

@@ -124,7 +124,7 @@ class Gemma3nDecoder(Decoder):
         unshared: dict[int, Tensor],
     ) -> Tensor:
         """Returns the active stream after attention, the low-rank path and the MLP."""
-        attention = layer.attention
+        attention = layer.mixer
         assert isinstance(attention, Attention) and isinstance(layer.mlp, Mlp)
         assert layer.attention_norm and layer.attention_post_norm and layer.mlp_norm and layer.mlp_post_norm
         normed = layer.attention_norm.plain(x)

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.families import family_of_config
 from headrace.models.family import Config, Family, Windows
+from headrace.models.quantized import StoredQuantization, read_quantization
 from headrace.models.spec import ModelSpec, RopeKind, RopeSpec
 
 # Keys that look like they affect the computation; if nothing reads such a key, the config is refused.
@@ -122,24 +123,31 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
         local_rope=local_rope,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=read_dtype(config),
+        quantization=_quantization(family, config),
         eos_token_ids=_eos_token_ids(config, generation),
         bos_token_id=_bos_token_id(config),
         **traits,
     )
 
 
-def refuse_quantized(config: Config, known: frozenset[str] = frozenset()) -> None:
+def _quantization(family: Family, config: Config) -> StoredQuantization | None:
+    """How the matrices are quantized; None: they are not, or in the family's own way."""
+    stated = config.get("quantization_config")
+    if not stated or stated.get("quant_method") in family.quantizations:
+        return None
+    return read_quantization(stated)
+
+
+def refuse_quantized(config: Config) -> None:
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
-        if method not in known:
-            raise UnsupportedModelError(
-                f"the checkpoint is quantized ({method}), which is not supported yet; use the original model or a GGUF "
-                "file"
-            )
+        raise UnsupportedModelError(
+            f"the checkpoint is quantized ({method}), which is not supported for this architecture; use the original "
+            "model"
+        )
 
 
 def _refuse_ignored(family: Family, config: Config) -> None:
-    refuse_quantized(config, family.quantizations)
     for key in ("hidden_act", "hidden_activation"):
         if config.get(key) is not None and config[key] not in family.activations:
             supported = ", ".join(family.activations)

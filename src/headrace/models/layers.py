@@ -14,7 +14,7 @@ from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
 GATED = {"silu": ops.silu_and_mul, "clamped_silu": ops.clamped_silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
-_PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
+PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +104,34 @@ class Attention:
     clip: float | None = None  # queries, keys and values are clamped to this size
     sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
     slopes: Tensor | None = None  # [Hq] float32, of ALiBi: how much scores fall with the distance
+    gate: ops.PackedLinear | None = None  # [Hq * D, H], the output is multiplied by its sigmoid
 
     @property
-    def input_linear(self) -> ops.PackedLinear:
-        """The linear layer that reads the input."""
-        return self.qkv
+    def input_linear(self) -> ops.PackedLinear | None:
+        """The linear layer that reads the input; None: several do."""
+        return self.qkv if self.gate is None else None
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
-        return self.attend(self.qkv(x), layout, cache, kept)
+        gate = None if self.gate is None else self.gate(x)
+        return self.attend(self.qkv(x), layout, cache, kept, gate=gate)
 
     def run_gemms(self, x: Tensor) -> None:
         """Runs only the GEMMs, on any input, so that their kernels are loaded."""
         self.qkv(x)
+        if self.gate is not None:
+            self.gate(x)
         self.output(x.new_zeros(len(x), self.num_heads * self.cos_sin.shape[1]))
 
-    def attend(self, qkv: Tensor, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
+    def attend(
+        self,
+        qkv: Tensor,
+        layout: StepLayout,
+        cache: LayerCache,
+        kept: Tensor | None = None,
+        *,
+        gate: Tensor | None = None,  # [T, Hq * D], before its sigmoid
+    ) -> Tensor:
         """Maps queries, keys and values, which are changed, to the output [T, H]."""
         if self.wide_norms is not None:
             self.wide_norms(qkv)
@@ -142,6 +154,8 @@ class Attention:
             q, cache, layout, self.scale, self.window, self.softcap,
             slides=self.slides, sinks=self.sinks, slopes=self.slopes,
         )  # fmt: skip
+        if gate is not None:
+            mixed = mixed.mul_(gate.sigmoid_())
         return self.output(mixed if kept is None else mixed[kept])
 
 
@@ -159,4 +173,4 @@ class Mlp:
     def __call__(self, x: Rows) -> Tensor:  # [T, H]
         if self.is_gated:
             return self.down(ops.gated_linear(self.up, x, self.activation, as_fp8=self.down.takes_fp8))
-        return self.down(_PLAIN[self.activation](self.up(x), as_fp8=self.down.takes_fp8))
+        return self.down(PLAIN[self.activation](self.up(x), as_fp8=self.down.takes_fp8))

@@ -18,27 +18,28 @@ from torch import Tensor
 from headrace.dist.collectives import TensorGroup
 from headrace.dist.mesh import Span
 from headrace.kernels import ops
-from headrace.models.layers import GATED, Mlp
+from headrace.models.layers import GATED, PLAIN, Mlp
 from headrace.models.spec import Activation, Routing
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
     router: ops.PackedLinear  # [experts of all ranks, H]
-    up: ops.PackedExperts  # [E, 2 * I, H], the gate before it
+    up: ops.PackedExperts  # [E, I, H], or with a gate before it [E, 2 * I, H]
     down: ops.PackedExperts  # [E, H, I]
     shared: Mlp | None
     num_chosen: int  # experts per token
     routing: Routing
     weighs_input: bool  # a route's weight scales the expert's input, not its output
     activation: Activation
+    is_gated: bool = True
     correction: Tensor | None = None  # [E] float32, added to the scores by which experts are chosen
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
     shared_gate: ops.PackedLinear | None = None  # [1, H]
     num_groups: int = 1  # of experts
     num_groups_chosen: int = 1
-    up_bias: Tensor | None = None  # [E, 2 * I]
+    up_bias: Tensor | None = None  # [E, I] or [E, 2 * I]
     down_bias: Tensor | None = None  # [E, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
@@ -71,7 +72,7 @@ class Mixture:
     def _is_plain(self) -> bool:
         """Whether each route is a gated MLP, whose output is weighted, on this rank."""
         has_bias = self.up_bias is not None or self.down_bias is not None
-        return self.experts is None and not has_bias and not self.weighs_input
+        return self.is_gated and self.experts is None and not has_bias and not self.weighs_input
 
     def _of_routes(self, x: Tensor, routes: ops.Routes) -> Tensor:  # [T, H]
         if self.experts is not None:
@@ -88,13 +89,13 @@ class Mixture:
 
     def _narrow(self, x: Tensor, routes: ops.Routes) -> ops.Rows:  # [T * num_chosen, I]
         """Multiplies by gate and up, and applies the activation."""
-        if self.up_bias is None and not self.weighs_input:
+        if self.is_gated and self.up_bias is None and not self.weighs_input:
             return ops.gated_experts(self.up, x, routes, self.activation)
         # The first GEMM is linear: scaling its output is scaling its input.
-        wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
+        wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, I or 2 * I]
         if self.up_bias is not None:
             wide += self.up_bias[_experts_of(routes)]
-        return GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
+        return (GATED if self.is_gated else PLAIN)[self.activation](wide, as_fp8=self.down.takes_fp8)
 
     def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
         out = shared(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import traits
@@ -108,13 +109,20 @@ def dots1(config: Config) -> Traits:
 
 def _deepseek_mixture(config: Config) -> Traits:
     """Experts are chosen by corrected scores after the first dense layers, together with shared experts."""
-    size, (num_groups, num_groups_chosen) = count(config, "moe_intermediate_size"), _groups(config)
+    shared_size = count(config, "moe_intermediate_size") * (config.get("n_shared_experts") or 0) or None
+    layers = range(config["first_k_dense_replace"], config["num_hidden_layers"])
+    return deepseek_mixture(config, layers, shared_size=shared_size)
+
+
+def deepseek_mixture(config: Config, layers: Sequence[int], *, shared_size: int | None) -> Traits:
+    """Experts chosen by the sigmoid of their logits plus a correction, in groups."""
+    num_groups, num_groups_chosen = _groups(config)
     return mixture(
         config,
-        range(config["first_k_dense_replace"], config["num_hidden_layers"]),
+        layers,
         "sigmoid_of_chosen" if config["norm_topk_prob"] else "sigmoid",
-        expert_size=size,
-        shared_size=size * (config.get("n_shared_experts") or 0) or None,
+        expert_size=count(config, "moe_intermediate_size"),
+        shared_size=shared_size,
         corrects_choice=True,
         scale=traits.number(config, "routed_scaling_factor"),
         num_groups=num_groups,

@@ -49,6 +49,8 @@ class Part:
         return self.rows is None and self.columns is None
 
     def shape(self, whole: Shape) -> Shape:
+        if self.is_whole:
+            return whole
         rows = whole[0] if self.rows is None else self.rows.size
         if len(whole) == 1:
             return (rows,)
@@ -142,6 +144,12 @@ class Shards:
         by head stay as they are."""
         matrices = {name: s for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight")}
         return sum(math.prod(s) for name, s in matrices.items() if not name.endswith(".kv_b_proj.weight"))
+
+    @cached_property
+    def num_expert_params(self) -> int:
+        """Number of weights in the rank's experts, which are among those of its matrices."""
+        shapes = self.tensor_shapes().items()
+        return sum(math.prod(s) for name, s in shapes if ".experts." in name and name.endswith("_proj.weight"))
 
     def tensor_shapes(self) -> dict[str, Shape]:
         shapes = self.whole.tensor_shapes()
@@ -240,6 +248,8 @@ def check_divisible(spec: ModelSpec, size: int, *, evenly: bool, whole_experts: 
         _check_experts(spec, size)
     if size == 1:
         return
+    if spec.recurrent is not None:
+        raise _refused_with_state(spec, "tensor_parallel_size", size)
     widths = _widths(spec, whole_experts=whole_experts)
     if not _can_divide_heads(spec, size, widths):
         raise _refused(spec, size, widths, "each rank needs a query head of its own, and one KV head at most is shared")
@@ -248,7 +258,16 @@ def check_divisible(spec: ModelSpec, size: int, *, evenly: bool, whole_experts: 
         raise _refused(spec, size, widths, reason)
 
 
+def _refused_with_state(spec: ModelSpec, name: str, size: int) -> ConfigError:
+    return ConfigError(
+        f"{name}={size} is not supported for {spec.family}: layers with a recurrent state are not divided over ranks "
+        "yet; leave it at 1, and use one engine per GPU for more throughput"
+    )
+
+
 def check_stages(spec: ModelSpec, num_stages: int) -> None:
+    if num_stages > 1 and spec.recurrent is not None:
+        raise _refused_with_state(spec, "pipeline_parallel_size", num_stages)
     if spec.gemma3n is not None and num_stages > 1:
         raise ConfigError(f"pipeline_parallel_size={num_stages} is not supported for Gemma 3n; leave it at 1")
     if num_stages > spec.num_layers:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.models.pooler import HeadLayer, PoolerSpec
+from headrace.models.quantized import StoredQuantization
+from headrace.models.recurrent_specs import Matrix, RecurrentSpec, state_bytes
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "clamped_silu", "gelu_tanh", "gelu", "relu", "relu2"]
 Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
 Shape = tuple[int, ...]
+# What mixes tokens in a layer: attention, a mixer with a recurrent state, the sum of both, or nothing (an MLP only).
+MixerKind = Literal["attention", "recurrent", "both", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,11 @@ class ModelSpec:
     query_growth: QueryGrowth | None = None
     latent: LatentSpec | None = None  # of multi-head latent attention; a query head is what rotates and what does not
     gemma3n: Gemma3nSpec | None = None
+    recurrent: RecurrentSpec | None = None  # the mixer with a state; None: all layers have attention only
+    mixers: tuple[MixerKind, ...] = ()  # one per layer; empty: attention in all
+    has_single_blocks: bool = False  # a layer is a mixer or an MLP, not both
+    gates_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate
+    weight_scales: tuple[tuple[str, float], ...] = ()  # factors of layers' tensors at load, by name in a layer
     num_positions: int | None = None  # learned position embeddings; None: none
     position_offset: int = 0  # so many of them come before that of the first token
     embedding_norm: bool = False  # embeddings are normed
@@ -176,6 +185,7 @@ class ModelSpec:
     logit_scale: float | None = None
     logit_softcap: float | None = None
     dtype: str = "float32"  # of the checkpoint
+    quantization: StoredQuantization | None = None  # of the checkpoint's matrices
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     pooler: PoolerSpec | None = None  # of an embedding model or a classifier, which has no LM head; None: it generates
@@ -214,12 +224,37 @@ class ModelSpec:
     def kv_elements_per_token(self) -> int:
         """Elements in the cache per token, of all layers."""
         of_layer = 2 * self.kv_size if self.latent is None else self.latent.cache_dim
-        return self.num_cache_layers * of_layer
+        return self.num_attention_layers * of_layer
 
     @property
     def num_cache_layers(self) -> int:
         """Layers with keys and values of their own; they come first."""
         return self.num_layers - (0 if self.gemma3n is None else self.gemma3n.num_shared_layers)
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with blocks of the KV cache."""
+        return sum(self.has_attention(index) for index in range(self.num_cache_layers))
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of one slot's recurrent state, in an engine whose activations have `itemsize` bytes."""
+        if self.recurrent is None:
+            return 0
+        num_layers = sum(self.has_state(index) for index in range(self.num_layers))
+        return num_layers * state_bytes(self.recurrent, itemsize)
+
+    def mixer_of(self, layer: int) -> MixerKind:
+        return self.mixers[layer] if self.mixers else "attention"
+
+    def has_attention(self, layer: int) -> bool:
+        return self.mixer_of(layer) in ("attention", "both")
+
+    def has_state(self, layer: int) -> bool:
+        return self.mixer_of(layer) in ("recurrent", "both")
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer has an MLP or a mixture of experts."""
+        return not self.has_single_blocks or self.mixer_of(layer) == "none"
 
     def kv_source(self, layer: int) -> int | None:
         """Returns the earlier layer whose keys and values this one uses: the last one with the same window. None: its
@@ -291,10 +326,26 @@ class ModelSpec:
         shapes: dict[str, Shape] = {}
         for name in self._layer_norms():
             shapes |= self._norm_shapes(name)
-        if self.qk_norm:
-            shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         if self.gemma3n is not None:
             shapes |= self.gemma3n.layer_shapes(self.hidden_size)
+        if self.has_attention(index):
+            shapes |= self._attention_vectors()
+        if self.recurrent is not None and self.has_state(index):
+            shapes |= {f"recurrent.{name}": shape for name, shape in self.recurrent.vectors().items()}
+        if self.has_mixture(index) and self.mixture is not None and self.mixture.corrects_choice:
+            shapes["mlp.router_correction.bias"] = (self.mixture.num_experts,)
+        for name, shape, has_bias in self._layer_matrices(index):
+            shapes[f"{name}.weight"] = shape
+            if has_bias:
+                shapes[f"{name}.bias"] = shape[:1]
+        if self.kv_source(index) is not None:
+            shapes = {name: s for name, s in shapes.items() if not name.startswith(("self_attn.k_", "self_attn.v_"))}
+        return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+    def _attention_vectors(self) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {}
+        if self.qk_norm:
+            shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         if self.head_qk_norm:
             shapes |= {
                 "self_attn.q_norm.weight": (self.num_heads, self.head_dim),
@@ -308,19 +359,11 @@ class ModelSpec:
                 shapes["self_attn.q_a_layernorm.weight"] = (self.latent.query_rank,)
         if self.has_sinks:
             shapes["self_attn.sinks.bias"] = (self.num_heads,)
-        if self.has_mixture(index) and self.mixture is not None and self.mixture.corrects_choice:
-            shapes["mlp.router_correction.bias"] = (self.mixture.num_experts,)
-        for name, shape, has_bias in self._layer_matrices(index):
-            shapes[f"{name}.weight"] = shape
-            if has_bias:
-                shapes[f"{name}.bias"] = shape[:1]
-        if self.kv_source(index) is not None:
-            shapes = {name: s for name, s in shapes.items() if not name.startswith(("self_attn.k_", "self_attn.v_"))}
-        return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
+        return shapes
 
     @property
     def mlp_norm_name(self) -> str:
-        if self.shares_norm:
+        if self.shares_norm or self.has_single_blocks:
             return "input_layernorm"
         return "pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm"
 
@@ -334,23 +377,32 @@ class ModelSpec:
         kinds = ("weight", "bias") if self.norm_bias else ("weight",)
         return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
 
-    def _layer_matrices(self, index: int) -> list[tuple[str, Shape, bool]]:
-        """Returns names, shapes, and whether there is a bias."""
-        mlp = self._mixture_matrices() if self.has_mixture(index) else self._mlp_matrices("mlp", self.intermediate_size)
-        if self.latent is not None:
-            return self._latent_matrices(self.latent) + mlp
+    def _layer_matrices(self, index: int) -> list[Matrix]:
+        matrices: list[Matrix] = []
+        if self.has_attention(index):
+            matrices += self._attention_matrices() if self.latent is None else self._latent_matrices(self.latent)
+        if self.recurrent is not None and self.has_state(index):
+            matrices += [(f"recurrent.{name}", shape, biased) for name, shape, biased in self.recurrent.matrices()]
+        if self.has_mixture(index):
+            matrices += self._mixture_matrices()
+        elif self.has_mlp(index):
+            matrices += self._mlp_matrices("mlp", self.intermediate_size)
+        return matrices
+
+    def _attention_matrices(self) -> list[Matrix]:
         hidden = self.hidden_size
+        gate: Matrix = ("self_attn.output_gate_proj", (self.q_size, hidden), self.qkv_bias)
         return [
             ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
             ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
+            *([gate] if self.gates_attention else []),
             ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
-            *mlp,
         ]
 
-    def _latent_matrices(self, latent: LatentSpec) -> list[tuple[str, Shape, bool]]:
+    def _latent_matrices(self, latent: LatentSpec) -> list[Matrix]:
         hidden, heads, rank = self.hidden_size, self.num_heads, latent.query_rank
-        queries: list[tuple[str, Shape, bool]] = [("self_attn.q_proj", (self.q_size, hidden), False)]
+        queries: list[Matrix] = [("self_attn.q_proj", (self.q_size, hidden), False)]
         if rank is not None:
             queries = [
                 ("self_attn.q_a_proj", (rank, hidden), False),
@@ -363,7 +415,7 @@ class ModelSpec:
             ("self_attn.o_proj", (hidden, heads * latent.value_dim), False),
         ]
 
-    def _mlp_matrices(self, name: str, width: int) -> list[tuple[str, Shape, bool]]:
+    def _mlp_matrices(self, name: str, width: int) -> list[Matrix]:
         gate = [(f"{name}.gate_proj", (width, self.hidden_size), self.mlp_bias)] if self.is_gated else []
         return [
             *gate,
@@ -371,12 +423,10 @@ class ModelSpec:
             (f"{name}.down_proj", (self.hidden_size, width), self.mlp_bias),
         ]
 
-    def _mixture_matrices(self) -> list[tuple[str, Shape, bool]]:
+    def _mixture_matrices(self) -> list[Matrix]:
         mixture = self.mixture
         assert mixture is not None
-        matrices: list[tuple[str, Shape, bool]] = [
-            ("mlp.router", (mixture.num_experts, self.hidden_size), mixture.router_bias)
-        ]
+        matrices: list[Matrix] = [("mlp.router", (mixture.num_experts, self.hidden_size), mixture.router_bias)]
         for expert in range(mixture.num_experts):
             matrices += self._expert_matrices(f"mlp.experts.{expert}", mixture)
         if mixture.shared_size is not None:
@@ -385,7 +435,7 @@ class ModelSpec:
             matrices.append(("mlp.shared_expert_gate", (1, self.hidden_size), False))
         return matrices
 
-    def _expert_matrices(self, name: str, mixture: MixtureSpec) -> list[tuple[str, Shape, bool]]:
+    def _expert_matrices(self, name: str, mixture: MixtureSpec) -> list[Matrix]:
         if not mixture.interleaves:
             return self._mlp_matrices(name, mixture.expert_size)
         return [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.errors import ModelError
@@ -17,6 +17,9 @@ _BARE_NAMES = (
     "mlp.router_correction",
     "self_attn.sinks",
     "altup.correct_output_scale",
+    "recurrent.A_log",
+    "recurrent.D",
+    "recurrent.dt_bias",
 )  # vectors that are stored without `.bias`
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
@@ -37,6 +40,9 @@ class Stored:
     names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
     other_names: Mapping[str, str] = field(default_factory=dict)  # the same, for those that some checkpoints have
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, concatenated rows
+    other_fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the same, with `other_names`
+    # Their stem -> by how many groups the rows of a fused tensor are interleaved; without an entry by none.
+    num_groups: Mapping[str, Callable[[ModelSpec], int]] = field(default_factory=dict)
     by_head: bool = False  # fused rows are interleaved: for each kv head its query heads, then key and value
     has_upright_stacks: bool = False  # stacks of experts are not transposed
     has_extra_layers: bool = False  # layers after the last one predict further tokens; they are not read
@@ -101,7 +107,8 @@ def find_parts(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[
     parts = {name: _find_part(stored, spec, prefixes, name, shapes, holders) for name in shapes}
     if not stored.other_names:
         return parts
-    other = replace(stored, names={**stored.names, **stored.other_names}, other_names={})
+    names, fused = {**stored.names, **stored.other_names}, {**stored.fused, **stored.other_fused}
+    other = replace(stored, names=names, fused=fused, other_names={})
     return parts | {name: part for name, part in find_parts(other, spec, found).items() if part.name in found}
 
 
@@ -144,6 +151,8 @@ def _find_part(
     suffix = "_bias" if is_bias_of_stack else "" if is_stack or stem in _BARE_NAMES else f".{kind}"
     parts = [f"model.layers.{index}.{part}.{kind}".replace("*", number) for part in stored.fused.get(theirs, (stem,))]
     num_groups = spec.num_kv_heads if stored.by_head and len(parts) > 1 else 1
+    if theirs in stored.num_groups:
+        num_groups = stored.num_groups[theirs](spec)
     counts = [shapes[part][0] // num_groups for part in parts]
     at = parts.index(name)
     return StoredPart(

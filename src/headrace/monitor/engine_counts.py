@@ -57,7 +57,7 @@ class EngineCounts:
         old, new = _counts_of(before), _counts_of(stats)
         for key, value in new.items():
             series, *labels = key
-            self._store.add(series, max(0.0, value - old[key]), *labels)
+            self._store.add(series, max(0.0, value - old.get(key, 0.0)), *labels)
         earlier = _histograms_of(before)
         for series, counts in _histograms_of(stats).items():
             self._store.add_counts(series, _growth(earlier[series], counts))
@@ -111,7 +111,8 @@ def _is_same_engine(before: EngineStats, after: EngineStats) -> bool:
 def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], float]:
     """All counters, by series and label values."""
     scheduler = stats.scheduler
-    return {
+    positions = enumerate(scheduler.accepted_by_position.counts)
+    return {(table.ACCEPTED_BY_POSITION, str(position)): count for position, count in positions} | {
         (table.STEPS,): scheduler.num_steps,
         (table.PREFIX_QUERIES,): scheduler.num_prefix_queried_tokens,
         (table.PREFIX_HITS,): scheduler.num_prefix_hit_tokens,
@@ -122,6 +123,9 @@ def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], floa
         (table.PROMPT_TOKENS_BY_SOURCE, "external_kv_transfer"): 0,
         (table.GENERATED_TOKENS,): scheduler.num_generated_tokens,
         (table.RECOMPUTED_TOKENS,): scheduler.num_recomputed_tokens,
+        (table.DRAFTS,): scheduler.num_drafts,
+        (table.DRAFT_TOKENS,): scheduler.num_draft_tokens,
+        (table.ACCEPTED_TOKENS,): scheduler.num_accepted_tokens,
         (table.BUSY_SECONDS, "host"): stats.host_seconds,
         (table.BUSY_SECONDS, "wait"): stats.wait_seconds,
     }

@@ -243,6 +243,32 @@ GENERATED_TOKENS = Series(
     alert="rate 0 for a minute while requests run (without the second half it fires when idle)",
 )
 RECOMPUTED_TOKENS = Series("headrace:recomputed_tokens", "counter", "Tokens computed again after a preemption.")
+DRAFTS = Series(
+    "headrace:spec_decode_num_drafts",
+    "counter",
+    "How often a sequence had drafted tokens in a step; 0 without speculative decoding.",
+    aliases=(Alias("vllm:spec_decode_num_drafts"),),
+)
+DRAFT_TOKENS = Series(
+    "headrace:spec_decode_num_draft_tokens",
+    "counter",
+    "Drafted tokens that steps verified.",
+    aliases=(Alias("vllm:spec_decode_num_draft_tokens"),),
+)
+ACCEPTED_TOKENS = Series(
+    "headrace:spec_decode_num_accepted_tokens",
+    "counter",
+    "Drafted tokens that were accepted.",
+    aliases=(Alias("vllm:spec_decode_num_accepted_tokens"),),
+    alert="under 0.4 of the drafted ones",
+)
+ACCEPTED_BY_POSITION = Series(
+    "headrace:spec_decode_num_accepted_tokens_per_pos",
+    "counter",
+    "Accepted tokens by their position among a step's drafts, from 0; absent without speculative decoding.",
+    labels=("position",),
+    aliases=(Alias("vllm:spec_decode_num_accepted_tokens_per_pos"),),
+)
 PROMPT_RATE = Series(
     "headrace:prompt_tokens_per_second",
     "gauge",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,14 @@ from headrace.openai.sampling import check_label
 from headrace.openai.schema.embeddings import ClassifyRequest, EmbeddingRequest, PooledRequest
 
 MAX_INPUTS = 2048  # OpenAI's
+
+# vLLM's parameters that are refused unless they ask for what is done anyway: see `fields.UNSUPPORTED`.
+UNSUPPORTED_IN_POOLING: dict[str, tuple[Any, ...]] = {
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "padding": ("do_not_pad",),
+    "truncation_side": ("right",),
+}
 
 _BODY = b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
 _LIST = (
@@ -36,17 +45,23 @@ class EmbeddingFormat(msgspec.Struct, frozen=True, gc=False, array_like=True, ta
 
     def body(self, embeddings: Sequence[npt.NDArray[np.float32]], model: bytes, num_prompt_tokens: int) -> bytes:
         """`model`: the name as JSON."""
-        items = [_ITEM % (index, self._values(embedding)) for index, embedding in enumerate(embeddings)]
+        items = [_ITEM % (index, self.encoded(embedding)) for index, embedding in enumerate(embeddings)]
         return _BODY % (b",".join(items), model, num_prompt_tokens, num_prompt_tokens)
 
-    def _values(self, embedding: npt.NDArray[np.float32]) -> bytes:
+    def encoded(self, embedding: npt.NDArray[np.float32]) -> bytes:
         return b'"%b"' % b64encode(embedding.astype("<f4").tobytes()) if self.is_base64 else encode(embedding.tolist())
 
 
 def pooling_body(
-    values: Sequence[npt.NDArray[np.float32]], model: bytes, num_prompt_tokens: int, *, id: bytes, created: int
+    values: Sequence[npt.NDArray[np.float32]],
+    form: EmbeddingFormat,
+    model: bytes,
+    num_prompt_tokens: int,
+    *,
+    id: bytes,
+    created: int,
 ) -> bytes:
-    items = [_POOLED % (index, encode(each.tolist())) for index, each in enumerate(values)]
+    items = [_POOLED % (index, form.encoded(each)) for index, each in enumerate(values)]
     return _LIST % (id, created, model, b",".join(items), num_prompt_tokens, num_prompt_tokens)
 
 

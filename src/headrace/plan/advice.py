@@ -68,7 +68,6 @@ def _by_format(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
             yield (
                 f"{each.precision.label}: weights of {each.memory.weights / 2**30:,.1f} GiB leave room for "
                 f"{each.memory.cache_tokens:,} tokens of cache"
-                + (" (not in Headrace yet)" if each.precision.weights == "int4" else "")
             )
 
 

@@ -114,6 +114,8 @@ def error_band(gpu: Gpu, precision: Precision, shape: ModelShape, *, num_gpus: i
         return ErrorBand(None, f"not measured in {precision.label}; constants from 16 bits and FP8")
     if shape.why_not_run is not None:
         return ErrorBand(None, "not measured: Headrace does not run this model")
+    if shape.spec is not None and (shape.spec.latent is not None or shape.spec.gemma3n is not None):
+        return ErrorBand(None, f"not measured: layers of {shape.spec.family} are of a kind without a record")
     if shape.has_mixture and precision.weights == "fp8":
         return ErrorBand(None, "not measured: mixtures were measured in 16 bits only")
     if shape.has_mixture and max_running > MAX_MIXTURE_SEQS:

@@ -69,6 +69,7 @@ def of_prediction(prediction: Prediction) -> dict[str, Any]:
             "weights_bytes": memory.weights,
             "activations_bytes": memory.activations,
             "cuda_graphs_bytes": memory.runtime,
+            "recurrent_states_bytes": memory.states,
             "cache_bytes": memory.cache,
             "cache_bytes_per_token": memory.bytes_per_token,
             "missing_bytes": memory.shortfall,

@@ -60,6 +60,7 @@ def _possible(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> Iterator[L
             is_wanted = settings.tensor_parallel_size in (None, tensor)
             is_wanted &= settings.pipeline_parallel_size in (None, pipeline)
             is_possible = divides(shape, tensor) and tensor <= gpu.gpus_per_node and pipeline <= shape.num_layers
+            is_possible &= not shape.state_bytes or tensor * pipeline == 1  # recurrent states are not divided yet
             is_usual = settings.pipeline_parallel_size is not None or _has_use_for(pipeline, tensor, shape, gpu)
             if is_wanted and is_possible and is_usual:
                 yield Layout(total // (tensor * pipeline), tensor, pipeline, whole_experts)
@@ -108,6 +109,11 @@ def reason(chosen: Layout, shape: ModelShape, gpu: Gpu, *, min_gpus: int, is_for
 
 
 def _no_layout(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> str:
+    if shape.state_bytes:
+        return (
+            f"{shape.name} has layers with a recurrent state, which are not divided over ranks yet; leave "
+            "tensor_parallel_size and pipeline_parallel_size at 1"
+        )
     if settings.enable_expert_parallel:
         num_experts = 0 if shape.experts is None else shape.experts.num_experts
         return (

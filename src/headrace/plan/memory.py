@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.engine.resolve import CPU_FULL_RATE_SEQS, GPU_BATCHED_TOKENS, GPU_MAX_SEQS, GPU_RUNTIME_BYTES
+from headrace.engine.resolve import (
+    CPU_FULL_RATE_SEQS,
+    GPU_BATCHED_TOKENS,
+    GPU_MAX_SEQS,
+    GPU_RUNTIME_BYTES,
+    STATE_SHARE,
+    STATE_SHARE_ALONE,
+)
 from headrace.engine.settings import Settings
 from headrace.plan.gpus import GIB, Gpu
 from headrace.plan.precision import Precision
@@ -25,11 +32,13 @@ class Memory:
     cache_tokens: int
     bytes_per_token: float  # of the cache, on one GPU
     max_model_len: int  # as set, or the model's own
+    states: int = 0  # recurrent states of all slots
 
     @property
     def shortfall(self) -> int:
         """Bytes that are missing for a cache of one block; 0: it fits."""
-        return max(0, self.weights + self.activations + self.runtime + int(16 * self.bytes_per_token) - self.allowed)
+        needed = self.weights + self.activations + self.runtime + self.states + int(16 * self.bytes_per_token)
+        return max(0, needed - self.allowed)
 
     @property
     def fits(self) -> bool:
@@ -77,7 +86,7 @@ def fit(
     shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings, *, tensor: int = 1, pipeline: int = 1
 ) -> Fit:
     """Memory of one GPU, and the engine's settings with it."""
-    usual_seqs = CPU_FULL_RATE_SEQS if gpu.is_cpu else GPU_MAX_SEQS
+    usual_seqs = _usual_seqs(shape, gpu, precision, settings)
     first = _memory(shape, gpu, precision, settings, tensor, pipeline, settings.max_num_seqs or usual_seqs)
     if not first.fits:
         return Fit(first, None)
@@ -89,6 +98,17 @@ def fit(
     if settings.num_gpu_blocks_override is None and most < _blocks(memory, settings):
         resolved = resolve_for(shape, gpu, precision, settings, num_blocks=most)
     return Fit(memory, resolved)
+
+
+def _usual_seqs(shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings) -> int:
+    """The most sequences before the size of the KV cache is considered."""
+    most = CPU_FULL_RATE_SEQS if gpu.is_cpu else GPU_MAX_SEQS
+    if not shape.state_bytes:
+        return most
+    beside = _memory(shape, gpu, precision, settings, 1, 1, 0)
+    free = beside.allowed - beside.weights - beside.activations - beside.runtime
+    share = STATE_SHARE if shape.kv_elements_per_token else STATE_SHARE_ALONE
+    return max(1, min(most, int(free * share) // shape.state_bytes))
 
 
 def _blocks(memory: Memory, settings: PlanSettings) -> int:
@@ -110,8 +130,13 @@ def _memory(
     activations = 0 if gpu.is_cpu else _step_bytes(shape, settings, max_num_seqs) // tensor
     runtime = 0 if gpu.is_cpu else GPU_RUNTIME_BYTES
     per_token = cache_bytes_per_token(shape, precision) / (min(tensor, shape.num_kv_heads) * pipeline)
-    room = max(0, allowed - weights - activations - runtime)
-    tokens = int(room // (per_token * settings.block_size)) * settings.block_size
+    states = max_num_seqs * shape.state_bytes
+    room = max(0, allowed - weights - activations - runtime - states)
+    max_model_len = min(settings.max_model_len or shape.max_model_len, shape.max_model_len)
+    if per_token:
+        tokens = int(room // (per_token * settings.block_size)) * settings.block_size
+    else:  # no attention: every sequence may have its whole context
+        tokens = max_num_seqs * -(-max_model_len // settings.block_size) * settings.block_size
     if settings.num_gpu_blocks_override is not None:
         tokens = settings.num_gpu_blocks_override * settings.block_size
     return Memory(
@@ -123,7 +148,8 @@ def _memory(
         cache=int(tokens * per_token),
         cache_tokens=tokens,
         bytes_per_token=per_token,
-        max_model_len=min(settings.max_model_len or shape.max_model_len, shape.max_model_len),
+        max_model_len=max_model_len,
+        states=states,
     )
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.config import Quantization
 from headrace.errors import ConfigError, nearest
 from headrace.plan.gpus import Gpu
 
 WeightFormat = Literal["bfloat16", "float32", "fp8", "int8", "int4"]
 CacheFormat = Literal["auto", "fp8"]
 
-_BITS = {"float32": 32.0, "bfloat16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.25}  # int4: a scale per 64 weights
+_BITS = {"float32": 32.0, "bfloat16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.25}  # int4: a scale per 128 weights
 _NAMES = {"bf16": "bfloat16", "fp16": "bfloat16", "float16": "bfloat16", "half": "bfloat16", "auto": "bfloat16"}
-NOT_RUN = {
-    "int8": "Headrace does not run INT8 weights yet",
-    "int4": "Headrace does not run INT4 weights yet",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,17 @@ class Precision:
         return rates.get(self.weights) or gpu.bf16_rate
 
     @property
+    def quantization(self) -> Quantization | None:
+        """The engine's setting for this format."""
+        match self.weights:
+            case "fp8" | "int8" | "int4":
+                return self.weights
+            case _:
+                return None
+
+    @property
     def is_quantized(self) -> bool:
-        return self.weights in ("fp8", "int8", "int4")
+        return self.quantization is not None
 
     def problem_on(self, gpu: Gpu) -> str | None:
         """Why this GPU cannot compute in this precision."""

@@ -12,7 +12,7 @@ from headrace.plan.constants import CPU, H200, Constants, ErrorBand, error_band
 from headrace.plan.gpus import Gpu, find_gpu
 from headrace.plan.layout import Layout, layouts, reason
 from headrace.plan.memory import Fit, Memory, fit, gib
-from headrace.plan.precision import NOT_RUN, Precision, read_precision
+from headrace.plan.precision import Precision, read_precision
 from headrace.plan.roofline import Machine, StepSeconds, step_seconds
 from headrace.plan.settings import PlanSettings, limits_of
 from headrace.plan.shape import ModelShape
@@ -77,7 +77,7 @@ def predict(
     shape = find_shape(model) if isinstance(model, str) else model
     device = find_gpu(gpu) if isinstance(gpu, str) else gpu
     wanted = settings or PlanSettings()
-    precision = read_precision(wanted.quantization, wanted.kv_cache_dtype, device)
+    precision = _precision(shape, device, wanted)
     if wanted.max_model_len is not None and wanted.max_model_len > shape.max_model_len:
         raise ConfigError(
             f"max_model_len={wanted.max_model_len:,} is more than the model's own context of {shape.max_model_len:,}"
@@ -100,9 +100,15 @@ def predict(
 
 def smallest_layout(shape: ModelShape, gpu: Gpu, workload: Workload, settings: PlanSettings) -> Layout | None:
     """The layout with the fewest GPUs per replica that holds the model and the workload; cheap: no steps are run."""
-    precision = read_precision(settings.quantization, settings.kv_cache_dtype, gpu)
+    precision = _precision(shape, gpu, settings)
     options = _options(shape, gpu, precision, settings)
     return next((layout for layout, found in options if _problem(found, workload, settings) is None), None)
+
+
+def _precision(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> Precision:
+    """The precision asked for, or that of the checkpoint."""
+    stored = None if gpu.is_cpu else shape.stored_format
+    return read_precision(settings.quantization or stored, settings.kv_cache_dtype, gpu)
 
 
 def constants_of(gpu: Gpu) -> Constants:
@@ -195,9 +201,10 @@ def _predict(
 def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None:
     memory = found.memory
     if not memory.fits:
-        parts = memory.weights + memory.activations + memory.runtime
+        parts = memory.weights + memory.activations + memory.runtime + memory.states
         return (
-            f"weights of {gib(memory.weights)}, steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
+            f"weights of {gib(memory.weights)}, {f'states of {gib(memory.states)}, ' if memory.states else ''}"
+            f"steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
             f"CUDA graphs take {gib(parts)} of the {gib(memory.allowed)} that may be used; {gib(memory.shortfall)} "
             "are missing"
         )
@@ -223,8 +230,8 @@ def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout) ->
     notes = []
     if shape.why_not_run is not None:
         notes.append(f"Headrace does not run this model yet: {shape.why_not_run}")
-    if precision.weights in NOT_RUN:
-        notes.append(NOT_RUN[precision.weights])
+    if shape.has_mixture and precision.weights in ("int8", "int4"):
+        notes.append(f"Headrace keeps experts in 16 bits; this plan counts them as {precision.label}")
     if not gpu.runs_headrace:
         notes.append(f"Headrace does not run on {gpu.title} yet: it needs a CUDA GPU or a CPU")
     if layout.num_gpus > 1:

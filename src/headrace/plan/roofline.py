@@ -151,6 +151,8 @@ def _cache(steps: Steps, shape: ModelShape, precision: Precision, machine: Machi
     # Heads that do not divide are copied: a GPU then holds and reads at least one key-value head.
     split = min(machine.tensor_parallel, shape.num_kv_heads)
     seconds = read / (machine.gpu.bandwidth * machine.constants.cache_reads) / split
+    # A decode step reads and writes the whole recurrent state of each sequence.
+    seconds = seconds + 2.0 * steps.decode_seqs * shape.state_bytes / machine.gpu.bandwidth
     fixed = steps.decode_seqs * shape.num_layers * machine.constants.seq_layer_seconds / machine.tensor_parallel
     return np.asarray(seconds + fixed)
 

@@ -47,6 +47,7 @@ class ModelShape:
     mlp_width: int  # intermediate elements per token, summed over its experts
     experts: Experts | None = None
     windows: tuple[int | None, ...] = ()  # one per layer; empty: full attention everywhere
+    state_bytes: int = 0  # recurrent states of one sequence, all layers
     dtype: str = "bfloat16"  # of the published checkpoint
     why_not_run: str | None = None  # why the engine cannot run it; None: it can
     spec: ModelSpec | None = field(default=None, compare=False)
@@ -71,6 +72,12 @@ class ModelShape:
     @property
     def has_mixture(self) -> bool:
         return self.experts is not None
+
+    @property
+    def stored_format(self) -> str | None:
+        """The format of a quantized checkpoint's matrices, if a GPU keeps it: fp8, int8 or int4."""
+        stored = None if self.spec is None else self.spec.quantization
+        return stored.kind if stored is not None and stored.stays_packed else None
 
     def window_share(self, context_len: float) -> float:
         """Share of a context of this length that attention reads, averaged over the layers."""
@@ -116,13 +123,16 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
         other_params=other + _size(outer.values()) - table * (1 if spec.tie_embeddings else 2),
         is_tied=spec.tie_embeddings,
         kv_elements_per_token=spec.kv_elements_per_token,
-        attention_width=spec.q_size if latent is None else spec.num_heads * _latent_width(latent),
+        attention_width=spec.q_size * spec.num_attention_layers // spec.num_cache_layers
+        if latent is None
+        else spec.num_heads * _latent_width(latent),
         q_size=spec.q_size,
         kv_size=spec.kv_size if latent is None else latent.cache_dim // 2,
         mlp_width=spec.mlp_width,
         experts=experts,
         windows=spec.windows if any(spec.windows) else (),
         dtype=spec.dtype,
+        state_bytes=spec.state_bytes(2),
         spec=spec,
     )
 
@@ -177,10 +187,11 @@ def _latent_width(latent: LatentSpec) -> int:
 
 
 def _kinds_of_layers(spec: ModelSpec) -> list[tuple[int, int]]:
-    """An example of each kind of layer, and how many there are: with experts, and without."""
-    mixed = () if spec.mixture is None else spec.mixture.layers
-    plain = [index for index in range(spec.num_layers) if not spec.has_mixture(index)]
-    return [(kind[0], len(kind)) for kind in (list(mixed), plain) if kind]
+    """An example of each kind of layer, and how many there are: by mixer, with experts and without."""
+    kinds: dict[tuple[str, bool], list[int]] = {}
+    for index in range(spec.num_layers):
+        kinds.setdefault((spec.mixer_of(index), spec.has_mixture(index)), []).append(index)
+    return [(layers[0], len(layers)) for layers in kinds.values()]
 
 
 def _is_matrix(name: str) -> bool:

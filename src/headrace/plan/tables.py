@@ -61,6 +61,8 @@ def _print_memory(console: Console, prediction: Prediction) -> None:
     table.add_row("weights", gib(memory.weights), "")
     table.add_row("activations of the largest step", gib(memory.activations), "")
     table.add_row("CUDA graphs and workspaces", gib(memory.runtime), "")
+    if memory.states:
+        table.add_row("recurrent states of all slots", gib(memory.states), "")
     table.add_row("left for the KV cache", gib(memory.cache), f"{memory.bytes_per_token / 1024:,.1f} KiB per token")
     console.print(table)
     if not memory.fits:
@@ -111,8 +113,6 @@ def print_formats(console: Console, formats: Iterable[Prediction]) -> None:
     for each in formats:
         memory, speed = each.memory, each.speed
         notes = each.layout.short if each.num_gpus > 1 else ""
-        if each.precision.weights == "int4":
-            notes = f"{notes} not in Headrace yet".strip()
         if speed is None:
             table.add_row(each.precision.label, gib(memory.weights), "does not fit", "", "", notes)
             continue

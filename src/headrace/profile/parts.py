@@ -64,6 +64,14 @@ OWN_KERNELS: dict[str, Part] = {
     "_soft_cap": "elementwise",
     "_choose_experts": "elementwise",
     "_sort": "elementwise",  # routes by expert
+    "_gated_norm": "elementwise",
+    "_decode_conv": "elementwise",
+    "_prefill_conv": "elementwise",
+    "_conv_state": "elementwise",
+    "_decode_scan": "other",  # recurrent states
+    "_chunk_scan": "other",
+    "_decode_delta": "other",
+    "_chunk_delta": "other",
     "_weigh": "sampling",
     "_choose": "sampling",
     "_plan": "sampling",
@@ -111,6 +119,7 @@ _OPERATIONS: dict[str, Part] = {
     "copy_blocks": "cache",
     "apply_bitmask": "sampling",
     "route": "elementwise",
+    "causal_conv": "elementwise",
     "embed": "inputs",
 }
 _ELEMENTWISE = re.compile(r"norm|silu|gelu|soft_cap")

@@ -18,15 +18,17 @@ from headrace.kernels.layout import StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.cpu_threads import use_threads
+from headrace.runner.draft_model import DraftModel, Proposer
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
 from headrace.runner.readouts import lay_out_readouts
 from headrace.runner.results import step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.slots import DeviceSlots
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
+from headrace.runner.verification import Verified, drafts_by_slot, kept_logprobs, verify
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.startup import OnStage, ignore_stage
-from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
+from headrace.steps import BoolArray, Drafts, IntArray, Masks, StepPlan, StepResult
 
 Result = TypeVar("Result")
 
@@ -41,21 +43,43 @@ _RANGES = {  # names of a profile's ranges, by method
 
 
 class CpuRunner:
-    """Owns the tensors: weights, KV cache, slots. Only its own thread touches them."""
+    """Owns the tensors: weights, KV cache, recurrent states, slots. Only its own thread touches them."""
 
-    def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
-        spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
+    def __init__(
+        self,
+        decoder: Decoder,
+        shape: RunnerShape,
+        on_stage: OnStage = ignore_stage,
+        proposer: Proposer | None = None,
+    ) -> None:
+        """`proposer`: drafts tokens; None: the host does, or nobody."""
+        device, dtype = decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device
         self._slots = DeviceSlots(
             num_slots=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
         )
-        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._slots.tokens)
+        self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size)
+        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
+        self._draft = None if proposer is None else self._draft_model(proposer, shape)
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler
+
+    def _draft_model(self, proposer: Proposer, shape: RunnerShape) -> DraftModel:
+        decoder, shares_cache = proposer.decoder, proposer.shares_cache
+        own = (
+            None
+            if shares_cache
+            else decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
+        )
+        return DraftModel(
+            decoder,
+            self._caches[: decoder.spec.num_layers] if own is None else own,
+            shape.max_num_batched_tokens,
+            None if shares_cache else torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=self._device),
+        )
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Future[StepResult]:
         return self._stream.submit(self._execute, plan, masks)
@@ -86,6 +110,8 @@ class CpuRunner:
         slots, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(slots):
             return StepResult(plan.step, *_NOTHING)
+        if plan.drafts is not None:
+            return self._verify(plan, plan.drafts, masks)
         if not self._decoder.is_last_stage:
             self._pass_on(slots, num_tokens)
             return StepResult(plan.step, *_NOTHING)
@@ -96,6 +122,46 @@ class CpuRunner:
         sampled = self._sample(self._decoder.logits(outputs.last_hidden), sampling_slots, masks)
         self._append(sampling_slots, sampled)
         return _result(plan.step, sampling_slots, sampled, outputs)
+
+    def _verify(self, plan: StepPlan, drafts: Drafts, masks: Masks | None) -> StepResult:
+        """Compute the known token and the drafts of each slot, and sample after each: see `verification.py`."""
+        slots, lens = torch.from_numpy(plan.slots), torch.from_numpy(drafts.lens)
+        self._propose(slots, lens, drafts)
+        tokens = self._slots.drafts(slots, lens)
+        num_rows = lens + 1
+        token_ids, layout = self._layout(slots, num_rows)
+        logits = self._decoder.logits(self._decoder.hidden(token_ids, layout, self._caches))
+        row_slots = torch.repeat_interleave(slots, num_rows)
+        placed = None
+        if masks is not None:
+            by_slot = drafts_by_slot(plan.slots, tokens.numpy(), drafts.lens)
+            placed = PlacedMasks.of_drafts(masks, plan.slots, by_slot, self._device)
+        sampled = self._sampler.sample(logits, row_slots, layout.positions + 1, masks=placed)
+        verified = verify(sampled.tokens.numpy(), sampled.finished.numpy(), tokens.numpy(), num_rows.numpy())
+        self._accept(slots, sampled.tokens, verified)
+        logprobs = None if sampled.logprobs is None else step_logprobs(sampled.logprobs)
+        return StepResult(
+            plan.step,
+            plan.slots,
+            sampled.tokens.numpy()[verified.is_kept],
+            verified.finished,
+            None if logprobs is None else kept_logprobs(logprobs, row_slots.numpy(), verified.is_kept),
+            num_sampled=verified.num_sampled,
+        )
+
+    def _propose(self, slots: Tensor, lens: Tensor, drafts: Drafts) -> None:
+        if drafts.tokens is not None:
+            self._slots.put_drafts(slots, lens, torch.from_numpy(drafts.tokens))
+        else:
+            assert self._draft is not None, "drafts of a model without a model"
+            self._draft.propose(slots, lens, self._slots, self._sampler)
+
+    def _accept(self, slots: Tensor, sampled: Tensor, verified: Verified) -> None:
+        last_tokens = sampled[torch.from_numpy(verified.last_rows)]
+        finished = torch.from_numpy(verified.finished)
+        self._slots.accept(slots, torch.from_numpy(verified.num_sampled), last_tokens, finished)
+        if self._draft is not None:
+            self._draft.accepted(slots, self._slots.computed[slots])
 
     def _pass_on(self, slots: Tensor, num_tokens: Tensor) -> None:
         """Run this stage, and send its hidden states to the next one."""
@@ -136,6 +202,8 @@ class CpuRunner:
             self._slots.put_next(slots, torch.from_numpy(plan.next_tokens))
         for entry in plan.slot_entries if self._decoder.is_last_stage else ():
             self._prompt_logprobs.enter(entry)
+            if self._draft is not None:
+                self._draft.enter(entry.slot)
             self._sampler.enter_slot(
                 entry.slot,
                 entry.params,
@@ -149,7 +217,7 @@ class CpuRunner:
 
     def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         sources, targets = torch.tensor(copies, device=self._device).unbind(1)
-        ops.copy_blocks(self._caches, sources, targets)
+        ops.copy_blocks(self._caches, sources, targets)  # a draft model computes its own again
 
     def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
         """The plan without slots that have ended in a step whose result the scheduler had not seen yet. In a pipeline

@@ -38,9 +38,10 @@ class DeviceSlots:
         slots, indexes = torch.from_numpy(writes.slots).to(device), torch.from_numpy(writes.indexes).to(device)
         self.block_tables[slots, indexes] = torch.from_numpy(writes.blocks).to(device, torch.int32)
 
-    def layout(self, slots: Tensor, num_tokens: Tensor) -> tuple[Tensor, StepLayout]:
-        """The token ids [T] of a step that computes `num_tokens` of each of `slots`, and their layout."""
-        starts = self.computed[slots]
+    def layout(self, slots: Tensor, num_tokens: Tensor, starts: Tensor | None = None) -> tuple[Tensor, StepLayout]:
+        """The token ids [T] of a step that computes `num_tokens` of each of `slots`, and their layout. `starts`: the
+        first of them; None: after those already computed."""
+        starts = self.computed[slots] if starts is None else starts
         if int(num_tokens.sum()) == len(slots):  # one token each
             token_slots, positions = slots, starts
         else:
@@ -67,6 +68,18 @@ class DeviceSlots:
         """Write the token that each slot computes next."""
         self.tokens[slots, self.computed[slots]] = tokens.int()
 
+    def put_drafts(self, slots: Tensor, lens: Tensor, drafts: Tensor) -> None:
+        """Write drafts behind the tokens of each slot, slot after slot."""
+        offsets = torch.arange(len(drafts)) - torch.repeat_interleave(lens.cumsum(0) - lens, lens)
+        slots_of = torch.repeat_interleave(slots, lens)
+        self.tokens[slots_of, self.lens[slots_of] + offsets] = drafts.int()
+
+    def drafts(self, slots: Tensor, lens: Tensor) -> Tensor:
+        """The drafts behind the tokens of each slot, slot after slot."""
+        offsets = torch.arange(int(lens.sum())) - torch.repeat_interleave(lens.cumsum(0) - lens, lens)
+        slots_of = torch.repeat_interleave(slots, lens)
+        return self.tokens[slots_of, self.lens[slots_of] + offsets].long()
+
     def advance(self, slots: Tensor, num_tokens: Tensor) -> None:
         self.computed[slots] += num_tokens
 
@@ -76,4 +89,12 @@ class DeviceSlots:
         last = self.tokens.shape[1] - 1
         self.tokens[slots, lens.clamp(max=last)] = tokens.int()
         self.lens[slots] = lens + 1
+        self.is_finished[slots] = finished != 0
+
+    def accept(self, slots: Tensor, num_tokens: Tensor, last_tokens: Tensor, finished: Tensor) -> None:
+        """Append `num_tokens` of each slot: drafts, which are in their places already, and the last token."""
+        lens = self.lens[slots] + num_tokens
+        self.tokens[slots, lens - 1] = last_tokens.int()
+        self.lens[slots] = lens
+        self.computed[slots] += num_tokens
         self.is_finished[slots] = finished != 0

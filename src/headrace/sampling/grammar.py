@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace.kernels import ops
 from headrace.sampling.columns import sent
 from headrace.sampling.feature import Batch, Column, SequenceSettings
-from headrace.steps import IntArray, Masks
+from headrace.steps import DraftsBySlot, IntArray, Masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,14 @@ class PlacedMasks:
         if not is_here.all():
             rows, bits = rows[is_here], bits[is_here]
         return cls(sent(rows, device), sent(bits, device))
+
+    @classmethod
+    def of_drafts(cls, masks: Masks, slots: IntArray, drafts: DraftsBySlot, device: torch.device) -> PlacedMasks:
+        """The same for a step that verifies drafts: each slot has one row, and one more for each of its drafts."""
+        counts = np.array([1 + len(drafts[slot]) for slot in slots.tolist()])
+        starts = dict(zip(slots.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
+        rows = [starts[slot] + np.arange(1 + len(drafts[slot])) for slot in masks.slots.tolist()]
+        return cls(sent(np.concatenate(rows), device), sent(masks.bits(drafts), device))
 
 
 class Grammar:

@@ -155,6 +155,13 @@ class Sampler:
             return Sampled(tokens, finished, None)
         return Sampled(tokens, finished, self._collect_logprobs(captured, slots, tokens, rows[LOGPROBS]))
 
+    def sample_drafts(self, logits: Tensor, slots: Tensor, lens: Tensor) -> Tensor:
+        """Samples tokens that are verified later, with temperature, filters and seed only. Arguments as in `sample`."""
+        self._columns.send()
+        batch = Batch(logits.contiguous(), slots, lens, self._columns.tensors, self._tokens)
+        in_use = self._rows_of_features(slots, slots.numpy() if self._device.type == "cpu" else None)
+        return sample(batch, [(feature, in_use[feature].rows) for feature in FILTERS if feature in in_use])[0]
+
     def _rows_of_features(self, slots: Tensor, host_slots: IntArray | None) -> dict[Feature, FeatureRows]:
         """Finds the rows that use each feature in use. Does not wait for the device."""
         if host_slots is None:

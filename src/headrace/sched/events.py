@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,12 +31,13 @@ class EventWriter:
         """Keep the log-probabilities of slots that asked for them, until their next event."""
         entries = result.logprobs
         assert entries is not None
-        token_of = dict(zip(result.slots[is_own].tolist(), result.tokens[is_own].tolist(), strict=True))
+        tokens_of = _tokens_by_slot(result, is_own)
         for position, slot in enumerate(entries.slots.tolist()):
             sequence = self._slots.sequences[slot]
-            if slot not in token_of or sequence is None or sequence.logprobs is None:
+            if slot not in tokens_of or sequence is None or sequence.logprobs is None:
                 continue
-            sequence.logprobs.append(_entry(entries, position, token_of[slot], sequence.request.params))
+            params = sequence.request.params
+            sequence.logprobs.append(_entry(entries, position, next(tokens_of[slot]), params))
 
     def take_prompt_logprobs(self, chunk: StepPromptLogprobs) -> None:
         sequence = self._slots.sequences[chunk.slot]
@@ -88,6 +91,16 @@ class EventWriter:
         if sequence.state is State.RUNNING:
             return self._slots.known_tokens(sequence.slot)[sequence.prompt_len :]
         return sequence.token_ids[sequence.prompt_len :]
+
+
+def _tokens_by_slot(result: StepResult, is_own: BoolArray) -> dict[int, Iterator[int]]:
+    """The tokens of each slot whose owner planned the step, in their order."""
+    slots = result.slots[is_own].tolist()
+    if result.num_sampled is None:
+        return {slot: iter((token,)) for slot, token in zip(slots, result.tokens[is_own].tolist(), strict=True)}
+    tokens = np.split(result.tokens, np.cumsum(result.num_sampled)[:-1])
+    owned = [each.tolist() for each, is_one in zip(tokens, is_own, strict=True) if is_one]
+    return {slot: iter(each) for slot, each in zip(slots, owned, strict=True)}
 
 
 def _num_top(asked: int | None) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headrace.config import CapacityPolicy, QueuePolicy
 from headrace.errors import RequestError
+from headrace.speculation import Speculation
 from headrace.types import Request
 
 CONTEXT_EXCEEDED = "context_length_exceeded"  # the code of an error
@@ -27,6 +28,9 @@ class SchedulerLimits:
         1  # start sequences only when this many slots are free: fewer steps then contain prefill
     )
     num_stages: int = 1  # of a pipeline: see `sched/microbatches.py`
+    speculation: Speculation | None = None  # see `sched/drafting.py`
+    # Slots have a state that blocks do not contain: a sequence computes all of its tokens itself, in order.
+    has_recurrent_state: bool = False
 
     def __post_init__(self) -> None:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
@@ -34,7 +38,7 @@ class SchedulerLimits:
 
     def shares_prefix(self, request: Request) -> bool:
         """Whether the request reuses cached blocks and leaves its own to others."""
-        return self.enable_prefix_caching or request.shares_blocks
+        return not self.has_recurrent_state and (self.enable_prefix_caching or request.shares_blocks)
 
     def end_len(self, request: Request) -> int:
         """Total length at which the request's sequences end at the latest."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from headrace.kv import BlockCopy, BlockTable, BlockTables, PrefixHit
 from headrace.sched.capacity import BlockDemand, Capacity
-from headrace.sched.draft import PlanDraft
 from headrace.sched.forecast import Forecast
 from headrace.sched.limits import SchedulerLimits
+from headrace.sched.plan_builder import PlanBuilder
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.slots import SlotTable
 
@@ -48,14 +48,14 @@ class Placement:
         """Whether it did not fit when it was last placed, and no block was given back since."""
         return self._blocked == (sequence, self._tables.pool.num_drops)
 
-    def place(self, sequence: Sequence, draft: PlanDraft) -> Placed | None:
+    def place(self, sequence: Sequence, builder: PlanBuilder) -> Placed | None:
         """Take blocks for a waiting sequence, or none if there is no room for it."""
         if self.lacks_blocks(sequence):
             return None
-        source = self._fork_source(sequence, draft)
-        hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, draft)
+        source = self._fork_source(sequence, builder)
+        hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, builder)
         num_cached = min(hit.num_blocks * self._limits.block_size, len(sequence.token_ids) - 1)
-        if len(sequence.token_ids) - num_cached > draft.budget_of(sequence.request) and not self._may_chunk(draft):
+        if len(sequence.token_ids) - num_cached > builder.budget_of(sequence.request) and not self._may_chunk(builder):
             return None
         writes_shared = num_cached // self._limits.block_size < hit.num_blocks
         copies_block = writes_shared and self._tables.pool.count(hit.blocks[-1]) > 0
@@ -84,15 +84,16 @@ class Placement:
         max_tokens = pool.num_blocks * block_size * (1.0 + OVERCOMMIT)
         return self.forecast.peak_tokens(self._slots, sequence, num_held=num_held) <= max_tokens
 
-    def _may_chunk(self, draft: PlanDraft) -> bool:
+    def _may_chunk(self, builder: PlanBuilder) -> bool:
         """A prompt that exceeds the budget is chunked only if the step would otherwise be small: whole prompts are
         cheaper to compute."""
-        num_tokens = self._limits.max_num_batched_tokens - draft.budget
+        num_tokens = self._limits.max_num_batched_tokens - builder.budget
         return self._limits.enable_chunked_prefill and num_tokens < self._limits.full_step_tokens
 
-    def _fork_source(self, sequence: Sequence, draft: PlanDraft) -> BlockTable | None:
-        """The parent's blocks, if it still runs and neither of the two was preempted with an answer."""
-        parent = sequence.parent
+    def _fork_source(self, sequence: Sequence, builder: PlanBuilder) -> BlockTable | None:
+        """The parent's blocks, if it still runs and neither of the two was preempted with an answer. Where slots have a
+        recurrent state, a sibling computes the prompt itself."""
+        parent = sequence.parent if not self._limits.has_recurrent_state else None
         if parent is None or parent.state is not State.RUNNING or sequence.has_answer or parent.has_answer:
             return None
         if self._slots.computed[parent.slot] < sequence.prompt_len:
@@ -100,12 +101,12 @@ class Placement:
         table = parent.table
         assert table is not None, f"slot {parent.slot} has no blocks"
         last_block = table.blocks[self._tables.num_blocks_for(sequence.prompt_len) - 1]
-        return None if last_block in draft.written else table
+        return None if last_block in builder.written else table
 
     def _hit_of_fork(self, sequence: Sequence, source: BlockTable) -> PrefixHit:
         return PrefixHit(tuple(source.blocks[: self._tables.num_blocks_for(sequence.prompt_len)]), source.last_entry)
 
-    def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
+    def _hit_of_prompt(self, sequence: Sequence, builder: PlanBuilder) -> PrefixHit:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
         # With prompt_logprobs every token of the prompt has to be computed.
         if sequence.needs_prompt_logprobs or not self._limits.shares_prefix(sequence.request):
@@ -114,6 +115,6 @@ class Placement:
             return self._tables.find_prefix(token_ids[: sequence.request.readout.first_position(len(token_ids))], salt)
         hit = self._tables.find_prefix(token_ids, salt)
         is_full = hit.num_blocks * self._limits.block_size == len(token_ids)
-        if is_full and hit.blocks[-1] in draft.written:  # copies come before the step that writes it
+        if is_full and hit.blocks[-1] in builder.written:  # copies come before the step that writes it
             return self._tables.find_prefix(token_ids[:-1], salt)
         return hit

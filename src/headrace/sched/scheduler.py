@@ -17,13 +17,15 @@ import numpy.typing as npt
 
 from headrace.errors import RequestError
 from headrace.histogram import Histogram
-from headrace.kv import BlockTable, BlockTables
+from headrace.kv import BlockTables
 from headrace.sched.background import NO_LIMIT, BackgroundLimit, BackgroundPace
-from headrace.sched.draft import PlanDraft
+from headrace.sched.drafting import Drafting
 from headrace.sched.events import EventWriter
+from headrace.sched.growth import Growth
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.microbatches import Microbatches
 from headrace.sched.placement import Placement
+from headrace.sched.plan_builder import PlanBuilder
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.readout_chunks import readout_chunk
 from headrace.sched.sequence import Sequence, State, sequences_of
@@ -35,6 +37,8 @@ from headrace.steps import (
     FULL,
     STOPPED,
     UNFINISHED,
+    BoolArray,
+    Drafts,
     IntArray,
     ReadoutResult,
     SlotEntry,
@@ -66,6 +70,7 @@ class Scheduler:
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be lowered for a while
         self._placement = Placement(limits, self.tables, self.slots)
+        self._growth = Growth(self.tables, self.slots, self._placement.capacity)
         self._microbatches = Microbatches(limits.num_stages, self.slots)
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # their parent has computed the prompt; they start before the queue
@@ -78,6 +83,9 @@ class Scheduler:
         self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
         self._pace = BackgroundPace(limits.max_num_batched_tokens)
+        self.drafting = (
+            None if limits.speculation is None else Drafting(limits.speculation, self.slots, limits.max_num_seqs)
+        )
         self._clock = clock
         self._num_arrived = 0
         self._num_waiting = 0
@@ -139,10 +147,10 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute, or if steps in flight have to end first."""
-        if self._microbatches.is_full:
+        if self._microbatches.is_full or self._waits_for_drafts():
             return None
         max_seqs = self._microbatches.max_seqs(self.slots.num_running + self._num_next(), self._next_step)
-        draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
+        builder = PlanBuilder(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
         is_urgent = self._make_room_for_urgent()
@@ -152,27 +160,41 @@ class Scheduler:
             return None
         if self.limits.enable_chunked_prefill:
             if background.max_tokens is not None:
-                draft.background_budget = background.max_tokens
-            self._compute_decoding(draft, background, priority=priority)
-            less_urgent = self._compute_prefilling(draft, priority)
-            self._start_waiting(draft, priority, at_once=is_urgent)
-            if draft.is_empty:  # what is less urgent goes on where nothing urgent could start
-                self._compute_decoding(draft, background)
-                self._compute_rest(less_urgent, draft)
+                builder.background_budget = background.max_tokens
+            self._compute_decoding(builder, background, priority=priority)
+            less_urgent = self._compute_prefilling(builder, priority)
+            self._start_waiting(builder, priority, at_once=is_urgent)
+            if builder.is_empty:  # what is less urgent goes on where nothing urgent could start
+                self._compute_decoding(builder, background)
+                self._compute_rest(less_urgent, builder)
         else:  # whole prompts in steps of their own, before the next decode step
-            self._start_waiting(draft, priority, at_once=is_urgent)
-            if draft.is_empty:
-                self._compute_decoding(draft, background)
-        if draft.is_empty:
+            self._start_waiting(builder, priority, at_once=is_urgent)
+            if builder.is_empty:
+                self._compute_decoding(builder, background)
+        if builder.is_empty:
             return None
-        plan = draft.finish(self._last_plan)
+        plan = builder.finish(self._last_plan)
         self._last_plan = plan
         self._next_step += 1
         self._microbatches.num_in_flight += 1
-        self._count(plan, draft.num_prompts_completed)
+        self._count(plan, builder.num_prompts_completed)
         if self._queue.by_priority:
-            self._pace.planned(plan, self._clock(), background, num_background=draft.num_background)
+            self._pace.planned(plan, self._clock(), background, num_background=builder.num_background)
         return plan
+
+    def _waits_for_drafts(self) -> bool:
+        """Whether steps in flight have to end first: one with drafts, whose accepted tokens only the device knows, or
+        those before the next one with drafts, which continue known tokens."""
+        if self.drafting is None or not self._microbatches.num_in_flight:
+            return False
+        assert self._last_plan is not None
+        return self._last_plan.drafts is not None or self._may_speculate()
+
+    def _may_speculate(self) -> bool:
+        """Whether drafts are due and the next step only decodes."""
+        if self.drafting is None or self._prefilling or self._num_next():
+            return False
+        return self.drafting.is_due(self.slots.decoding())
 
     def _limit_background(self, priority: int | None) -> BackgroundLimit:
         """`priority` is that of the most urgent prompt of the step."""
@@ -190,79 +212,84 @@ class Scheduler:
         head = self._queue.head() if is_urgent else None
         return min(prompts if head is None else [*prompts, head.request.priority], default=None)
 
-    def _compute_decoding(self, draft: PlanDraft, background: BackgroundLimit, *, priority: int | None = None) -> None:
+    def _compute_decoding(
+        self, builder: PlanBuilder, background: BackgroundLimit, *, priority: int | None = None
+    ) -> None:
         """With `priority`, of the sequences with this number or a lower one only."""
-        slots = self._decoding_with_blocks(draft, priority, background.max_tokens)
+        slots = self._decoding_with_blocks(builder, priority, background.max_tokens)
         if len(slots):
             is_limited = background.max_tokens is not None
             num_background = int(self.slots.is_background[slots].sum()) if is_limited else 0
-            next_tokens = self._microbatches.planned(slots, draft.step)
-            draft.compute_decoding(slots, next_tokens, num_background=num_background)
+            next_tokens = self._microbatches.planned(slots, builder.step)
+            drafts = None if is_limited or priority is not None else self._drafts_of(slots, builder)
+            builder.compute_decoding(slots, next_tokens, drafts=drafts, num_background=num_background)
             self.slots.advance_decoding(slots)
 
-    def _decoding_with_blocks(self, draft: PlanDraft, priority: int | None, max_background: int | None) -> IntArray:
+    def _drafts_of(self, slots: IntArray, builder: PlanBuilder) -> Drafts | None:
+        """Drafts for a step that decodes these slots, with blocks for them; None if there are none, or no blocks."""
+        if self.drafting is None:
+            return None
+        if self._microbatches.num_in_flight or not self._may_speculate():
+            self.drafting.pass_step(slots)
+            return None
+        drafts = self.drafting.propose(slots)
+        if drafts is None or not self._growth.make_room(slots, self.slots.total[slots] + drafts.lens, builder):
+            return None
+        self.drafting.planned(slots, drafts)
+        return drafts
+
+    def _decoding_with_blocks(self, builder: PlanBuilder, priority: int | None, max_background: int | None) -> IntArray:
         """The decoding slots, each with a block for its next token. Preempts the youngest sequences if none is left."""
-        slots, growing = self._decoding_and_growing(draft, priority, max_background)
+        slots, growing = self._decoding_and_growing(builder, priority, max_background)
         while len(growing) > self.tables.pool.num_available:
             self._preempt(max(self.slots.running(), key=self._queue.order))
-            draft.has_preempted = True
-            slots, growing = self._decoding_and_growing(draft, priority, max_background)
+            builder.has_preempted = True
+            slots, growing = self._decoding_and_growing(builder, priority, max_background)
         if len(growing):
-            blocks = self.tables.pool.take(len(growing))
-            for slot, block in zip(growing.tolist(), blocks, strict=True):
-                self._table_of(slot).blocks.append(block)
-            indexes = self.slots.capacity[growing] // self.limits.block_size
-            draft.write_tables(growing, indexes, np.array(blocks, np.int64))
-            self.slots.capacity[growing] += self.limits.block_size
-            self._placement.capacity.grew(len(growing))
+            self._growth.append_block(growing, builder)
         return slots
 
     def _decoding_and_growing(
-        self, draft: PlanDraft, priority: int | None, max_background: int | None
+        self, builder: PlanBuilder, priority: int | None, max_background: int | None
     ) -> tuple[IntArray, IntArray]:
         slots = self.slots.decoding_within(priority=priority, max_background=max_background)
-        slots = self._microbatches.share_of(slots, draft.max_seqs)
+        slots = self._microbatches.share_of(slots, builder.max_seqs)
         return slots, slots[self.slots.total[slots] > self.slots.capacity[slots]]
 
-    def _table_of(self, slot: int) -> BlockTable:
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None and sequence.table is not None, f"slot {slot} has no owner"
-        return sequence.table
-
-    def _compute_prefilling(self, draft: PlanDraft, priority: int | None) -> list[Sequence]:
+    def _compute_prefilling(self, builder: PlanBuilder, priority: int | None) -> list[Sequence]:
         """Prefill continuations. Returns those that are left for later, since a more urgent sequence waits to start or
         is computed."""
         if not self._prefilling:
             return []
         later = [s for s in self._prefilling if self._is_less_urgent_than_queue(s) or _is_paused(s, priority)]
         now = [s for s in self._prefilling if s not in later] if later else self._prefilling
-        self._prefilling = [*later, *(s for s in now if not self._compute_chunk(s, draft))]
+        self._prefilling = [*later, *(s for s in now if not self._compute_chunk(s, builder))]
         return later
 
-    def _compute_rest(self, sequences: list[Sequence], draft: PlanDraft) -> None:
+    def _compute_rest(self, sequences: list[Sequence], builder: PlanBuilder) -> None:
         for sequence in sequences:
-            if self._compute_chunk(sequence, draft):
+            if self._compute_chunk(sequence, builder):
                 self._prefilling.remove(sequence)
 
-    def _compute_chunk(self, sequence: Sequence, draft: PlanDraft) -> bool:
+    def _compute_chunk(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Compute as many of a sequence's tokens as the budget allows; returns whether all of them are computed."""
         slot, slots = sequence.slot, self.slots
-        budget = draft.budget_of(sequence.request) if sequence.parent is None else draft.budget
+        budget = builder.budget_of(sequence.request) if sequence.parent is None else builder.budget
         num_tokens = min(int(slots.total[slot] - slots.computed[slot]), budget)
         if num_tokens == 0:
             return False
         assert sequence.table is not None
         start = int(slots.computed[slot])
-        draft.written.update(sequence.table.blocks[start // self.limits.block_size :])
+        builder.written.update(sequence.table.blocks[start // self.limits.block_size :])
         is_complete = slots.advance(slot, num_tokens)
-        draft.compute(
+        builder.compute(
             slot,
             num_tokens,
             samples=is_complete and sequence.request.readout is None,
             is_background=sequence.request.is_background,
         )
         if (chunk := readout_chunk(sequence, start, num_tokens)) is not None:
-            draft.read_out(chunk)
+            builder.read_out(chunk)
         if self.limits.shares_prefix(sequence.request):
             self.tables.publish(sequence.table, sequence.token_ids, int(slots.computed[slot]))
         if is_complete and sequence.siblings:
@@ -293,21 +320,21 @@ class Scheduler:
         head = self._queue.head()
         return head is not None and self._num_startable() > 0 and self._queue.is_less_urgent(sequence, head)
 
-    def _start_waiting(self, draft: PlanDraft, priority: int | None, *, at_once: bool = False) -> None:
+    def _start_waiting(self, builder: PlanBuilder, priority: int | None, *, at_once: bool = False) -> None:
         """`at_once`: the first of the queue is urgent and does not wait for more free slots."""
         if not at_once and self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
             return
         first: Sequence | None = None
         waits_for_batch = self.limits.capacity_policy == "static_batch" and self.slots.num_running > 0
-        while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
+        while builder.budget and self._num_startable() > 0 and not builder.has_preempted:
             sequence = self._next_waiting()
             if waits_for_batch and not self._forks:  # siblings belong to the batch of their parent
                 return
             if sequence is None or (at_once and first is not None and self._queue.is_less_urgent(sequence, first)):
                 return
-            if not self._forks and (_is_paused(sequence, priority) or not draft.budget_of(sequence.request)):
+            if not self._forks and (_is_paused(sequence, priority) or not builder.budget_of(sequence.request)):
                 return
-            if not self._start(sequence, draft):
+            if not self._start(sequence, builder):
                 return
             first = first or sequence
             if self._forks and self._forks[0] is sequence:
@@ -316,7 +343,7 @@ class Scheduler:
                 self._queue.pop()
             sequence.state = State.RUNNING
             self._num_waiting -= 1
-            if not self._compute_chunk(sequence, draft):
+            if not self._compute_chunk(sequence, builder):
                 self._prefilling.append(sequence)
 
     def _num_startable(self) -> int:
@@ -331,9 +358,9 @@ class Scheduler:
             self._forks.popleft()
         return self._forks[0] if self._forks else self._queue.head()
 
-    def _start(self, sequence: Sequence, draft: PlanDraft) -> bool:
+    def _start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Give a waiting sequence blocks and a slot, if there is room for it."""
-        placed = self._placement.place(sequence, draft)
+        placed = self._placement.place(sequence, builder)
         if placed is None:
             return False
         sequence.table = placed.table
@@ -342,13 +369,15 @@ class Scheduler:
         self._count_start(sequence, placed.num_cached)
         slot = self.slots.occupy(
             sequence,
-            step=draft.step,
+            step=builder.step,
             num_computed=placed.num_cached,
             capacity=len(placed.table.blocks) * self.limits.block_size,
         )
         sequence.slot = slot
         self._token_gaps.enter(slot, sequence.last_token_at)
-        draft.enter(self._slot_entry(sequence, placed.num_cached), placed.table.blocks, placed.copy)
+        if self.drafting is not None:
+            self.drafting.enter(slot)
+        builder.enter(self._slot_entry(sequence, placed.num_cached), placed.table.blocks, placed.copy)
         return True
 
     def _slot_entry(self, sequence: Sequence, num_computed: int) -> SlotEntry:
@@ -425,17 +454,16 @@ class Scheduler:
         now = self._clock()
         self._pace.applied(result.step, now)
         is_own = self.slots.since[result.slots] <= result.step
-        slots, tokens, finished = result.slots[is_own], result.tokens[is_own], result.finished[is_own]
-        self.slots.record(slots, tokens)
-        self._stats.num_generated_tokens += len(slots)
+        slots, finished = result.slots[is_own], result.finished[is_own]
+        self._record(result, is_own)
         self._note_times(slots, now)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
         for chunk in result.prompt_logprobs:
             if self.slots.since[chunk.slot] <= result.step:
                 self._events.take_prompt_logprobs(chunk)
-        if self.slots.with_more_stops:
-            self._find_more_stops(slots, tokens, finished)
+        if self.slots.with_more_stops and result.num_sampled is None:  # such sequences have no drafts
+            self._find_more_stops(slots, result.tokens[is_own], finished)
         is_over = (finished != UNFINISHED) | (self.slots.known[slots] >= self.slots.end[slots])
         events = []
         for position in np.flatnonzero(is_over | self.slots.is_watched[slots]).tolist():
@@ -451,6 +479,18 @@ class Scheduler:
             if self.slots.since[readout_result.slot] <= result.step:
                 events += self._take_readout(readout_result)
         return events
+
+    def _record(self, result: StepResult, is_own: BoolArray) -> None:
+        slots, num_sampled = result.slots[is_own], result.num_sampled
+        if num_sampled is None:
+            self._stats.num_generated_tokens += len(slots)
+            self.slots.record(slots, result.tokens[is_own])
+            return
+        assert self.drafting is not None
+        tokens = result.tokens[np.repeat(is_own, num_sampled)]
+        self._stats.num_generated_tokens += len(tokens)
+        self.slots.record_several(slots, tokens, num_sampled[is_own])
+        self.drafting.learn(slots, num_sampled[is_own], self._stats)
 
     def _find_more_stops(self, slots: IntArray, tokens: IntArray, finished: npt.NDArray[np.uint8]) -> None:
         """Mark sequences whose token is a stop id that the device does not know."""

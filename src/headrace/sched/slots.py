@@ -149,6 +149,14 @@ class SlotTable:
         self.tokens[slots, self.known[slots]] = tokens
         self.known[slots] += 1
 
+    def record_several(self, slots: IntArray, tokens: IntArray, num_tokens: IntArray) -> None:
+        """Record `num_tokens` of each slot, slot after slot. Their step was counted as one token each."""
+        offsets = np.arange(len(tokens)) - np.repeat(np.cumsum(num_tokens) - num_tokens, num_tokens)
+        self.tokens[np.repeat(slots, num_tokens), np.repeat(self.known[slots], num_tokens) + offsets] = tokens
+        self.known[slots] += num_tokens
+        self.computed[slots] += num_tokens - 1
+        self.total[slots] += num_tokens - 1
+
     def known_tokens(self, slot: int) -> TokenIds:
         return self.tokens[slot, : self.known[slot]]
 

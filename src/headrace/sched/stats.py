@@ -27,6 +27,10 @@ class SchedulerStats:
     num_recomputed_tokens: int = 0  # tokens computed again after a preemption
     num_prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hit_tokens: int = 0  # those that were found
+    num_drafts: int = 0  # how often a sequence had drafts in a step
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of the drafted ones
+    accepted_by_position: HistogramCounts = field(default_factory=HistogramCounts)  # the first draft of a step first
     max_blocks_held: int = 0
     sum_blocks_held: int = 0  # over all steps
     sum_unused_positions: int = 0  # over all steps: positions in held blocks without a token

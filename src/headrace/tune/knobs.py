@@ -22,6 +22,7 @@ SAVES_MEMORY = frozenset({"quantization", "kv_cache_dtype", "tensor_parallel_siz
 # Headrace changes these without loading the weights again; vLLM none.
 LIVE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching", "capacity_policy"}
+    | {"speculative_config"}
 )
 
 
@@ -191,8 +192,7 @@ def _all(space: Space) -> Iterable[Knob]:
         yield from _gpu_knobs(space, knob)
     if space.serves and space.engine == "headrace":
         yield knob("max_queue_delay_us", QUEUE_DELAYS_US, "batching delay of the server")
-    if space.engine == "vllm":
-        yield knob("speculative_config", [NGRAM], "speculates with n-grams of the prompt", grows_memory=True)
+    yield knob("speculative_config", [NGRAM], "speculates with n-grams of the prompt", grows_memory=True)
 
 
 def _gpu_knobs(space: Space, knob: Callable[..., Knob]) -> Iterable[Knob]:
@@ -204,7 +204,7 @@ def _gpu_knobs(space: Space, knob: Callable[..., Knob]) -> Iterable[Knob]:
         yield knob("tensor_parallel_size", sizes, "GPUs that share one copy of the model")
     if space.allows_quality_change:
         yield knob("kv_cache_dtype", ["fp8"], "twice the tokens in the cache", changes_quality=True)
-        yield knob("quantization", ["fp8"], "weights of eight bits", changes_quality=True)
+        yield knob("quantization", ["fp8", "int4"], "weights of eight or four bits", changes_quality=True)
 
 
 def _searched(name: str, values: Sequence[Any], knob: Knob | None, space: Space) -> Knob:

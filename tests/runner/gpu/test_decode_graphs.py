@@ -55,6 +55,14 @@ def test_every_graph_is_counted_once(events: list[Any], max_num_seqs: int, enabl
         assert graphs.fitting(num_seqs, is_sharing=False).size >= num_seqs
 
 
+def test_rows_of_drafts_have_graphs_but_share_no_prefixes(events: list[Any]) -> None:
+    graphs = DecodeGraphs(8, enable_sharing=True, max_draft_rows=40)
+    graphs.capture(lambda size, *, is_sharing: torch.empty(0), lambda *a: torch.empty(0), CAPTURE, lambda: None)
+    assert graphs.fitting(40, is_sharing=False).size >= 40
+    assert [size for size, is_sharing in events if is_sharing] == [8]
+    assert graphs.fitting(8, is_sharing=True).size == 8
+
+
 def test_the_warm_up_runs_the_largest_and_the_smallest_sizes(events: list[Any]) -> None:
     sizes: list[int] = []
     samples: list[bool] = []

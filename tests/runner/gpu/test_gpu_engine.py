@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs
 from headrace.types import BACKGROUND_PRIORITY
-from tests.engine.tiny import FAMILIES, MIXTURES, SHAPE, save_model
+from tests.engine.tiny import FAMILIES, HYBRIDS, MIXTURES, SHAPE, save_model
 from tests.runner.gpu.eight_bits import choices_in_eight_bits
 
 pytestmark = pytest.mark.gpu
@@ -92,7 +92,7 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
         monkeypatch.setattr(PrefillGraphs, "fitting", lambda *_: None)
         again = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert not prefill_graphs_run
-        assert llm.stats.scheduler.num_prefix_hit_tokens > 0
+        assert (llm.stats.scheduler.num_prefix_hit_tokens > 0) == (family not in HYBRIDS)
     for outputs in (first, again):
         answers = [list(output.outputs[0].token_ids) for output in outputs]
         ours = torch.cat([shortfalls(reference, *pair) for pair in zip(prompts, answers, strict=True)])

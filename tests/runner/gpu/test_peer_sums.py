@@ -14,6 +14,7 @@ import torch
 
 from headrace.dist.collectives import TensorGroup, connect
 from headrace.dist.mesh import Mesh
+from headrace.dist.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +27,7 @@ def connected(rank: int, store: Path, num_gpus: int) -> TensorGroup:
     from headrace.runner.gpu.peer_sums import with_peer_sums
 
     torch.cuda.set_device(rank % num_gpus)
-    group = with_peer_sums(connect(Mesh(rank, SIZE), store, "gloo")).tensor
+    group = with_peer_sums(connect(Mesh(rank, SIZE), Rendezvous.in_file(store), "gloo")).tensor
     assert group is not None and group._small_sums is not None, "the log has the reason"
     return group
 

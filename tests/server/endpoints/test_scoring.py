@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.tiny_encoders import save_encoder, save_modules
@@ -92,6 +94,9 @@ def test_classes_and_pooled_outputs_have_vllms_shapes(reranker: Server) -> None:
     (item,) = pooled["data"]
     assert (item["object"], item["index"], len(item["data"])) == ("pooling", 0, 1)
     assert item["data"] != pytest.approx(first["probs"], abs=1e-4)
+    binary = post(reranker, "/pooling", input="w1", encoding_format="base64", embed_dtype="float32")["data"][0]["data"]
+    assert np.frombuffer(base64.b64decode(binary), "<f4").tolist() == pytest.approx(first["probs"], abs=1e-6)
+    assert "embed_dtype is not supported" in refused(reranker, "/pooling", input="w1", embed_dtype="int8")["message"]
 
 
 def test_an_embedding_model_scores_by_cosine_with_its_prompts(embedder: Server) -> None:

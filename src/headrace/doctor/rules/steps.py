@@ -56,7 +56,8 @@ def prefill_bound(evidence: Evidence) -> Finding | None:
     if filled is not None:
         numbers.append(("steps", f"{min(1.0, filled):.0%} full"))
     advice = []
-    if evidence.settings.get("enable_prefix_caching") is False:
+    has_state = evidence.settings.get("has_recurrent_state") is True  # then it cannot be turned on
+    if evidence.settings.get("enable_prefix_caching") is False and not has_state:
         advice.append(
             Advice(
                 text="turn on enable_prefix_caching; it helps if prompts share their first tokens (A4)",

@@ -8,10 +8,12 @@ secret of this engine that Ray carries. When this process ends, Ray ends the act
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headrace.config import EngineConfig
@@ -64,11 +66,10 @@ class RayNodes:
     def start(self, config: EngineConfig, secret: str, *, port: int, on_end: OnEnd) -> None:
         """Start a host on each other node, which joins at this node's address. `on_end` is called on a thread, when a
         host has ended."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
         actor_class = self._ray.remote(NodeActor)
         for node in range(1, config.nnodes):
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
+            place = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
             actor = actor_class.options(scheduling_strategy=place, max_restarts=0, **self._resources).remote()
             self._actors.append(actor)
             running = actor.run.remote(replace(config, node_rank=node), self.address, port, secret)
@@ -78,13 +79,13 @@ class RayNodes:
         """End the hosts and give their places back. May be called again."""
         actors, self._actors = self._actors, []
         for actor in actors:
-            self._ignoring_errors(lambda actor=actor: self._ray.kill(actor))
-        self._ignoring_errors(lambda: self._ray.util.remove_placement_group(self._group))
+            self._ignoring_errors(partial(self._ray.kill, actor))
+        self._ignoring_errors(partial(self._ray.util.remove_placement_group, self._group))
         if self._is_ours:
             self._is_ours = False
             self._ray.shutdown()
 
-    def _ignoring_errors(self, call: Callable[[], None]) -> None:
+    def _ignoring_errors(self, call: Callable[[], Any]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001  of ray: it has gone, or the connection has

@@ -84,7 +84,8 @@ def addressed(rank: int, frame: bytes) -> bytes:
 
 
 def address_and_frame(payload: bytes) -> AddressedFrame:
-    return AddressedFrame(*_RANK.unpack_from(payload), payload[_RANK.size :])
+    (rank,) = _RANK.unpack_from(payload)
+    return AddressedFrame(rank, payload[_RANK.size :])
 
 
 def settings_to_agree(config: EngineConfig) -> dict[str, Any]:

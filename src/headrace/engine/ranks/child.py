@@ -28,7 +28,7 @@ from headrace.errors import HeadraceError
 from headrace.garbage import freeze_loaded_objects
 from headrace.hardware import release_unused, return_large_buffers
 from headrace.startup import ignore_stage
-from headrace.steps import Bitmask, IntArray, Runner, StepPlan
+from headrace.steps import Bitmask, DraftsBySlot, IntArray, Runner, StepPlan
 
 if TYPE_CHECKING:
     from headrace.models import Decoder
@@ -48,7 +48,8 @@ class ReceivedMasks:
     slots: IntArray
     received: SimpleQueue[wire.MaskBits]
 
-    def bits(self) -> Bitmask:
+    def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
+        assert drafts is None, "ranks verify no drafts"
         message = self.received.get()
         assert message.step == self.step
         return wire.bits_of(message)

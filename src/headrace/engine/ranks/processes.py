@@ -108,8 +108,10 @@ class RankProcesses:
         self._send_to_all(frame)
 
     def _send_to_all(self, frame: bytes) -> None:
-        for receiver in (*self._nodes, *self._ranks):
-            receiver.send(frame)
+        for node in self._nodes:
+            node.send(frame)
+        for rank in self._ranks:
+            rank.send(frame)
 
     def expect_result(self, step: int) -> Future[StepResult]:
         """The result that the last stage of a pipeline will send. Called before the plan is sent."""
@@ -168,14 +170,18 @@ class RankProcesses:
             self._is_closing = True
         self._send_to_all(wire.encode(wire.Close()))
         deadline = monotonic() + CLOSE_S
-        for each in (*self._nodes, *self._ranks):
-            each.join(max(0.0, deadline - monotonic()))
+        for node in self._nodes:
+            node.join(max(0.0, deadline - monotonic()))
+        for rank in self._ranks:
+            rank.join(max(0.0, deadline - monotonic()))
         self.kill()
         self._on_closed()
 
     def kill(self) -> None:
-        for each in (*self._nodes, *self._ranks):
-            each.kill()
+        for node in self._nodes:
+            node.kill()
+        for rank in self._ranks:
+            rank.kill()
 
     # ---- on the ranks' threads
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 from headrace.engine.profiler import ProfiledRunner
 from headrace.engine.ranks import wire
 from headrace.errors import EngineDeadError, HeadraceError
-from headrace.steps import Bitmask, IntArray, Masks, Runner, StepPlan, StepResult
+from headrace.steps import Bitmask, DraftsBySlot, IntArray, Masks, Runner, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from headrace.kernels.ranges import Ranges
@@ -47,7 +47,8 @@ class SentMasks:
     def slots(self) -> IntArray:
         return self.masks.slots
 
-    def bits(self) -> Bitmask:
+    def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
+        assert drafts is None, "ranks verify no drafts"
         bits = self.masks.bits()
         self.ranks.send(wire.encode(wire.mask_bits(self.step, bits)))
         return bits

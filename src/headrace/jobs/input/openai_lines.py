@@ -26,7 +26,12 @@ from headrace.openai.choices import (
     completion_body,
     text_choice,
 )
-from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedding_inputs
+from headrace.openai.embeddings import (
+    UNSUPPORTED_IN_POOLING,
+    EmbeddingFormat,
+    embedding_format,
+    embedding_inputs,
+)
 from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
 from headrace.openai.fields import BATCH_REASONS, NOT_IN_BATCH, refusal
 from headrace.openai.logprobs import TextOffsets, chat_logprobs, completion_lists
@@ -136,12 +141,12 @@ class PooledBody(msgspec.Struct, frozen=True, gc=False):
 
 def read_pooled_body(body: dict[str, Any], endpoint: Endpoint) -> PooledBody:
     if endpoint == EMBEDDINGS:
-        return _embedding_body(convert(EmbeddingRequest, body))
+        return _embedding_body(convert(EmbeddingRequest, body, unsupported=UNSUPPORTED_IN_POOLING))
     if endpoint == RERANK:
-        ranking = convert(RerankRequest, body)
+        ranking = convert(RerankRequest, body, unsupported=UNSUPPORTED_IN_POOLING)
         pairs = rerank_texts(ranking)
         return _pairs_body(ranking, pairs, rerank_format(ranking, pairs))
-    scoring = convert(ScoreRequest, body)
+    scoring = convert(ScoreRequest, body, unsupported=UNSUPPORTED_IN_POOLING)
     return _pairs_body(scoring, score_texts(scoring), ScoreFormat())
 
 

@@ -4,6 +4,7 @@
     vectors.py      SIMD registers and instructions for numba
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads
+    recurrent.py    causal convolutions and recurrent states, in PyTorch
     linear.py       GEMMs with weights that MKL packed at load
     norms.py, activation.py, bitmask.py   elementwise operations
     sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
@@ -26,6 +27,7 @@ from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
+from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
 from headrace.kernels.reference import (  # noqa: E402
     allocate_latent_cache,
@@ -52,9 +54,12 @@ __all__ = [
     "allocate_latent_cache",
     "apply_bitmask",
     "bidirectional_attention",
+    "causal_conv",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
+    "gated_delta_rule",
+    "gated_norm",
     "gelu",
     "gelu_and_mul",
     "gelu_tanh",
@@ -72,6 +77,7 @@ __all__ = [
     "rotate",
     "route",
     "sample",
+    "selective_scan",
     "silu_and_mul",
     "soft_cap",
     "warm_up",

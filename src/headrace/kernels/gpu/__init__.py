@@ -12,7 +12,9 @@
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
     few_experts.py          the same for a few tokens
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
+    causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
     fp8.py                  FP8 quantization and scaled GEMMs
+    quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
     dependent_launch.py     kernels that are set up while the one before them runs
     peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
@@ -41,6 +43,8 @@ from headrace.kernels.gpu.activation import (
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
 from headrace.kernels.gpu.bidirectional_attention import bidirectional_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
+from headrace.kernels.gpu.causal_conv import causal_conv
+from headrace.kernels.gpu.delta_rule import gated_delta_rule
 from headrace.kernels.gpu.experts import (
     experts_of_few_tokens,
     gated_experts,
@@ -49,6 +53,7 @@ from headrace.kernels.gpu.experts import (
     takes_few_tokens,
 )
 from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.gated_norm import gated_norm
 from headrace.kernels.gpu.latent import allocate_latent_cache, latent_attention, rope_and_store_latent
 from headrace.kernels.gpu.linear import fuses_gate, gated_linear, pack_linear, takes_unnormed
 from headrace.kernels.gpu.norms import (
@@ -61,8 +66,10 @@ from headrace.kernels.gpu.norms import (
     rms_norm,
     rms_norm_fp8,
 )
+from headrace.kernels.gpu.quantized import pack_quantized
 from headrace.kernels.gpu.rope import rope_and_store, rotate
 from headrace.kernels.gpu.routing import route
+from headrace.kernels.gpu.selective_scan import selective_scan
 from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_and_mul, gelu_tanh, relu, relu2
 
 __all__ = [
@@ -74,12 +81,15 @@ __all__ = [
     "allocate_latent_cache",
     "apply_bitmask",
     "bidirectional_attention",
+    "causal_conv",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
     "experts_of_few_tokens",
     "fuses_gate",
+    "gated_delta_rule",
     "gated_experts",
     "gated_linear",
+    "gated_norm",
     "gelu",
     "gelu_and_mul",
     "gelu_fp8",
@@ -92,6 +102,7 @@ __all__ = [
     "layer_norm_fp8",
     "pack_experts",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "quantize_rows",
     "relu",
@@ -104,6 +115,7 @@ __all__ = [
     "rope_and_store_latent",
     "rotate",
     "route",
+    "selective_scan",
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",

@@ -23,7 +23,7 @@ from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows
 from headrace.kernels.reference import FP8
 
 FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
-MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
+_MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
 
 
 class Fp8Linear:
@@ -31,12 +31,11 @@ class Fp8Linear:
 
     takes_fp8 = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        rows = quantize_rows(weight)
+    def __init__(self, rows: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = rows.values.t()  # [K, N], columns contiguous
         self._scales = rows.scales.t().contiguous()  # [1, N]
         self._bias = bias
-        self._dtype = weight.dtype
+        self._dtype = dtype
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         assert not isinstance(x, UnnormedRows)
@@ -52,6 +51,10 @@ class Fp8Linear:
             out_dtype=self._dtype,
             use_fast_accum=True,
         )
+
+
+def can_multiply(shape: torch.Size) -> bool:
+    return all(size % _MULTIPLE == 0 for size in shape)
 
 
 def empty_fp8_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from headrace.kernels.gpu.few_rows import GATED, Linear
-from headrace.kernels.gpu.fp8 import MULTIPLE, Fp8Linear
+from headrace.kernels.gpu.fp8 import Fp8Linear, can_multiply, quantize_rows
 from headrace.kernels.layout import UnnormedRows
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> Linear | Fp8Linear:
     """Quantizes the weight if asked, unless a side is no multiple of 16, which the GEMM requires."""
-    if as_fp8 and all(size % MULTIPLE == 0 for size in weight.shape):
-        return Fp8Linear(weight, bias)
+    if as_fp8 and can_multiply(weight.shape):
+        return Fp8Linear(quantize_rows(weight), bias, weight.dtype)
     return Linear(weight, bias)
 
 

@@ -24,6 +24,7 @@ def prepare_decode(
     positions: Tensor,  # [B] int64, out
     slot_mapping: Tensor,  # [B] int64, out
     context_lens: Tensor,  # [B] int32, out
+    offsets: Tensor | None = None,  # [B] int32, rows of a slot that computes several tokens: 0, 1, 2 ...; None: zeros
 ) -> None:
     """Reads the next input token of each slot, and computes where its key and value go."""
     batch_size = slots.shape[0]
@@ -36,9 +37,11 @@ def prepare_decode(
         positions,
         slot_mapping,
         context_lens,
+        slots if offsets is None else offsets,
         batch_size,
         tokens.stride(0),
         block_tables.stride(0),
+        HAS_OFFSETS=offsets is not None,
         BLOCK_SIZE=block_size,
         BLOCK=_BLOCK,
         num_warps=1,
@@ -55,9 +58,11 @@ def _prepare(
     positions,
     slot_mapping,
     context_lens,
+    offsets,
     batch_size,
     token_stride,
     table_stride,
+    HAS_OFFSETS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -65,6 +70,8 @@ def _prepare(
     inside = item < batch_size
     slot = tl.load(slots + item, mask=inside, other=0).to(tl.int64)
     position = tl.load(computed + slot, mask=inside, other=0)
+    if HAS_OFFSETS:
+        position += tl.load(offsets + item, mask=inside, other=0)
     block = tl.load(block_tables + slot * table_stride + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     tl.store(token_ids + item, tl.load(tokens + slot * token_stride + position, mask=inside, other=0), mask=inside)
     tl.store(positions + item, position, mask=inside)
@@ -209,3 +216,84 @@ def _append(
         tl.store(computed + slot, at + 1, mask=is_active)
     tl.store(out + item, token.to(tl.int32), mask=inside)
     tl.store(out + out_stride + item, finished, mask=inside)
+
+
+def accept_drafts(
+    slots: Tensor,  # [S] int32
+    starts: Tensor,  # [S] int32, each slot's first row
+    num_rows: Tensor,  # [S] int32, one more than its drafts
+    sampled: Tensor,  # [R] int64, the token that each row sampled
+    flags: Tensor,  # [R] uint8, from sampling: steps.BROKEN or 0
+    tokens: Tensor,  # [num_slots, max_len] int32, with the drafts behind the known tokens
+    lens: Tensor,  # [num_slots] int64
+    computed: Tensor,  # [num_slots] int64
+    is_finished: Tensor,  # [num_slots] bool
+    end_len: Tensor,  # [num_slots] int64
+    stop_token_ids: Tensor,  # [num_slots, width] int64
+    out: Tensor,  # [3, R] int32: sampled tokens; for each slot its state (`append_tokens`); and how many tokens it gets
+) -> None:
+    """Gives each slot the drafts that equal what was sampled before them, and one more token."""
+    num_slots, num_sampled = slots.shape[0], sampled.shape[0]
+    out[0].copy_(sampled)
+    _accept[(num_slots,)](
+        slots,
+        starts,
+        num_rows,
+        sampled,
+        flags,
+        tokens,
+        lens,
+        computed,
+        is_finished,
+        end_len,
+        stop_token_ids,
+        out,
+        num_sampled,
+        tokens.stride(0),
+        NUM_STOPS=stop_token_ids.shape[1],
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["num_sampled"])
+def _accept(
+    slots,
+    starts,
+    num_rows,
+    sampled,
+    flags,
+    tokens,
+    lens,
+    computed,
+    is_finished,
+    end_len,
+    stop_token_ids,
+    out,
+    num_sampled,
+    token_stride,
+    NUM_STOPS: tl.constexpr,
+):
+    item = tl.program_id(0)
+    slot = tl.load(slots + item).to(tl.int64)
+    start, count = tl.load(starts + item), tl.load(num_rows + item)
+    length, end = tl.load(lens + slot), tl.load(end_len + slot)
+    stops = tl.load(stop_token_ids + slot * NUM_STOPS + tl.arange(0, NUM_STOPS))
+    places = tokens + slot * token_stride + length
+    taken = 0
+    state = 0
+    follows = True
+    while follows:
+        token = tl.load(sampled + start + taken)
+        draft = tl.load(places + taken, mask=taken + 1 < count, other=-1)
+        is_stop = tl.sum((stops == token).to(tl.int32), axis=0) > 0
+        state = tl.where(is_stop, 1, tl.where(length + taken + 1 >= end, 2, 0))
+        flag = tl.load(flags + start + taken).to(tl.int32)
+        state = tl.where(flag != 0, flag, state)
+        tl.store(places + taken, token.to(tl.int32))
+        taken += 1
+        follows = (state == 0) & (draft == token)
+    tl.store(lens + slot, length + taken)
+    tl.store(computed + slot, tl.load(computed + slot) + taken)
+    tl.store(is_finished + slot, state != 0)
+    tl.store(out + num_sampled + item, state)
+    tl.store(out + 2 * num_sampled + item, taken)

@@ -4,6 +4,7 @@
     file_reader.py          parts of files, read by several threads to their place or through a few buffers
     safetensors_files.py    tensors of a directory's safetensors, and parts of them
     rearranged.py           the same under Llama's names, from checkpoints that fuse, rename or transpose tensors
+    quantized_files.py      matrices of quantized safetensors, as stored or dequantized; stored_linear.py joins them
     gguf_tensors.py         tensors of a GGUF file; dequantize.py turns their storage types into float32
     random_weights.py       random weights, to measure a model from its config alone
     gemma3n.py              what Gemma 3n has beside other decoders
@@ -11,5 +12,5 @@
 
 A tensor is read straight into its final type and device, one matrix at a time: the peak memory is the model, one
 matrix (that packing copies) and 32 MiB of buffers. Every tensor of the checkpoint must be used, or known to be
-harmless. `quantization="fp8"` quantizes the layers' matrices here; see kernels/gpu/fp8.py.
+harmless. `quantization` quantizes the layers' matrices here; see kernels/gpu/fp8.py and kernels/quantized.py.
 """

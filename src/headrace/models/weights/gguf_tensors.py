@@ -20,7 +20,10 @@ from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
 from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 _ELEMENTS_AT_ONCE = 1 << 18  # small enough for a core's cache
 _OUTER = {
@@ -120,6 +123,9 @@ class GgufTensors:
                 )
             )
         self._bytes_read += len(out) * _row_bytes(tensor)
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return None
 
     def _fill_vector(self, stored: StoredPart, out: Tensor, part: Slice | None) -> None:
         """Fills a vector that is a row of a stored matrix: the bias of one expert."""

@@ -13,7 +13,10 @@ from headrace.models.weights.safetensors_files import SafetensorsFiles
 from headrace.models.weights.source import Slice, StoredRows, WeightSource
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 _OURS = re.compile(r"head\.(\d+)\.(weight|bias)")
 _THEIRS = "linear."
@@ -44,6 +47,9 @@ class WithHeadFiles:
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return self.source.quantized(name, device, part)
 
     @property
     def file_reader(self) -> FileReader | None:

@@ -11,9 +11,13 @@ from headrace.models.spec import Shape
 from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.rearranged import StoredFiles
 from headrace.models.weights.safetensors_files import Region
+from headrace.models.weights.source import Slice
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 _OF_HEAD = re.compile(r"(.*\.self_attn\.[qk]_layernorm)\.norms\.\d+\.weight")
 
@@ -38,6 +42,9 @@ class JoinedNorms:
             for row, head in enumerate(region.rows, start=region.first_row):
                 self._files.fill_regions(_of_head(name, head), out[row], [Region(region.columns, range(1))])
 
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return None if name in self._num_heads else self._files.quantized(name, device, part)
+
     def read_ahead(self, name: str) -> None:
         self._files.read_ahead(_of_head(name, self._num_heads[name] - 1) if name in self._num_heads else name)
 
@@ -46,7 +53,7 @@ class JoinedNorms:
         return self._files.num_bytes_read
 
     @property
-    def file_reader(self) -> FileReader:
+    def file_reader(self) -> FileReader | None:
         return self._files.file_reader
 
     @cached_property

@@ -3,7 +3,6 @@ copied it."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import mmap
@@ -19,6 +18,7 @@ from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError
 from headrace.kernels import ops
+from headrace.kernels.quantized import QuantizedWeight, kind_of, quantize
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import (
@@ -31,6 +31,7 @@ from headrace.models.embeddings import (
 from headrace.models.head import HeadLinear, PoolerHead
 from headrace.models.latent import LatentAttention, rotary_order
 from headrace.models.layers import Attention, HeadNorms, Mlp, Norm, QueryKeyNorms, WideNorms
+from headrace.models.mixer import BothMixers, Mixer
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import (
     ParallelWideNorms,
@@ -40,17 +41,18 @@ from headrace.models.parallel import (
     VocabularyParallelHead,
 )
 from headrace.models.pooler import HeadLayer
+from headrace.models.quantized import BITS, kept_in_16_bits
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
 from headrace.models.spec import LatentSpec, ModelSpec, RopeSpec, Shape
 from headrace.models.weights.gemma3n import as_gemma3n
+from headrace.models.weights.load_recurrent import recurrent_mixer
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, Slice, WeightSource, check_tensors
+from headrace.models.weights.stored_linear import read_stored
 
 _MAPPED_FROM_BYTES = 1 << 20
-# By default Python's mappings are shared, and memory that is shared gets no huge pages.
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _EMBEDDINGS = "model.embed_tokens.weight"
 _ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
 _ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
@@ -88,11 +90,12 @@ def load_decoder(
     if source.file_reader is not None:
         # Without values, to announce what will be read, and in which order.
         reader = _Reader(
-            source, shards, dtype, torch.device("meta"), as_fp8=False, progress=ignore_progress, group=group
+            source, shards, dtype, torch.device("meta"), quantization=None, progress=ignore_progress, group=group
         )
         with source.file_reader.announcing(device):
             _modules(reader, spec, tables, scales)
-    reader = _Reader(source, shards, dtype, device, as_fp8=quantization == "fp8", progress=progress, group=group)
+    at_load = quantization if checkpoint.spec.quantization is None else None  # stored ones are read as they are
+    reader = _Reader(source, shards, dtype, device, quantization=at_load, progress=progress, group=group)
     modules = _modules(reader, spec, tables, scales)
     embeddings, norm = modules.embeddings, modules.norm
     if embeddings is not None:
@@ -164,15 +167,19 @@ def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
 
     def resized(index: int, layer: Layer) -> Layer:
-        if isinstance(layer.attention, LatentAttention):
-            return replace(layer, attention=replace(layer.attention, cos_sin=tables[spec.rope_of(index)]))
+        mixer = layer.mixer
+        if isinstance(mixer, LatentAttention):
+            return replace(layer, mixer=replace(mixer, cos_sin=tables[spec.rope_of(index)]))
+        attention = mixer.attention if isinstance(mixer, BothMixers) else mixer
+        if not isinstance(attention, Attention):
+            return layer
         attention = replace(
-            layer.attention,
+            attention,
             cos_sin=tables[spec.rope_of(index)],
             query_scales=scales if spec.grows_queries(index) else None,
             window=spec.window_of(index, max_len),
         )
-        return replace(layer, attention=attention)
+        return replace(layer, mixer=replace(mixer, attention=attention) if isinstance(mixer, BothMixers) else attention)
 
     return replace(decoder, layers=tuple(itertools.starmap(resized, enumerate(decoder.layers))), max_len=max_len)
 
@@ -282,18 +289,37 @@ def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
 def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Layer:
     prefix = f"model.layers.{reader.shards.layers.start + index}."
     attention_norm = reader.norm(prefix + "input_layernorm") if spec.pre_norms else None
-    has_norm_of_its_own = spec.pre_norms and not spec.shares_norm
+    has_norm_of_its_own = spec.pre_norms and spec.mlp_norm_name != "input_layernorm"
     return Layer(
         attention_norm=attention_norm,
-        attention=_attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales)
-        if spec.latent is None
-        else _latent_attention(reader, spec, spec.latent, prefix + "self_attn.", cos_sin),
+        mixer=_mixer(reader, spec, index, prefix, cos_sin, query_scales),
         attention_post_norm=reader.norm(prefix + "post_attention_layernorm") if spec.post_norms else None,
         mlp_norm=reader.norm(prefix + spec.mlp_norm_name) if has_norm_of_its_own else attention_norm,
-        mlp=_mixture(reader, spec, prefix + "mlp.") if spec.has_mixture(index) else _mlp(reader, spec, prefix + "mlp."),
+        mlp=_mlp_or_mixture(reader, spec, index, prefix + "mlp."),
         mlp_post_norm=reader.norm(prefix + "post_feedforward_layernorm") if spec.post_norms else None,
         is_parallel=spec.is_parallel,
     )
+
+
+def _mixer(
+    reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor, query_scales: Tensor | None
+) -> Mixer | None:
+    if spec.latent is not None:
+        return _latent_attention(reader, spec, spec.latent, prefix + "self_attn.", cos_sin)
+    recurrent = attention = None
+    if spec.recurrent is not None and spec.has_state(index):
+        recurrent = recurrent_mixer(reader, spec.recurrent, prefix + "recurrent.", eps=spec.norm_eps)
+    if spec.has_attention(index):
+        attention = _attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales)
+    if attention is not None and recurrent is not None:
+        return BothMixers(attention, recurrent)
+    return attention or recurrent
+
+
+def _mlp_or_mixture(reader: _Reader, spec: ModelSpec, index: int, prefix: str) -> Mlp | Mixture | None:
+    if spec.has_mixture(index):
+        return _mixture(reader, spec, prefix)
+    return _mlp(reader, spec, prefix) if spec.has_mlp(index) else None
 
 
 def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True) -> Mlp:
@@ -309,10 +335,10 @@ def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True)
 
 def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
     mixture = spec.mixture
-    assert mixture is not None and spec.is_gated
+    assert mixture is not None
     own = reader.shards.experts
     experts = [f"{prefix}experts.{expert}." for expert in range(own.start, own.end)]
-    before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")
+    before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")[not spec.is_gated :]
     ups = [tuple(name + part for part in before) for name in experts]
     downs: list[tuple[str, ...]] = [(name + "down_proj",) for name in experts]
     has_down_bias = spec.mlp_bias and reader.shards.has_expert_biases
@@ -330,6 +356,7 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         routing=mixture.routing,
         weighs_input=mixture.weighs_input,
         activation=spec.activation,
+        is_gated=spec.is_gated,
         correction=reader.float32(prefix + "router_correction.bias") if mixture.corrects_choice else None,
         scale=mixture.scale,
         jitter=mixture.jitter,
@@ -367,6 +394,7 @@ def _attention(
         clip=spec.clip_qkv,
         sinks=reader.float32(prefix + "sinks.bias") if spec.has_sinks else None,
         slopes=torch.tensor(spec.alibi_slopes, device=reader.device) if spec.alibi_slopes else None,
+        gate=reader.linear(prefix + "output_gate_proj", has_bias=spec.qkv_bias) if spec.gates_attention else None,
     )
 
 
@@ -440,7 +468,7 @@ class _Reader:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        as_fp8: bool,
+        quantization: Quantization | None,
         progress: Progress,
         group: TensorGroup | None,
     ) -> None:
@@ -450,7 +478,9 @@ class _Reader:
         self.num_bytes = 0
         self._spec = spec = shards.spec
         self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
-        self._as_fp8 = as_fp8  # quantize the layers' matrices
+        self._scales = dict(spec.weight_scales)
+        self._quantization = quantization  # of the layers' matrices, at load
+        self._kept = kept_in_16_bits(shards.whole.num_layers)
         self._dtype = dtype
         self.device = device
         self._progress = progress
@@ -464,11 +494,37 @@ class _Reader:
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
-        packed = ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias, as_fp8=self._as_fp8)
+        weights = tuple(f"{name}.weight" for name in names)
+        if self.device.type == "cuda" and not self._scales:
+            stored = read_stored(self.source, weights, self.device, self._row_order)
+            if stored is not None:
+                self._count_read(stored.values.numel())
+                return self._quantized_linear(stored, bias)
+        kind = None if weights[0] in self._kept else self._quantization
+        if kind in ("int8", "int4"):
+            return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
+        packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
         if packed.takes_fp8:
-            num_params = sum(math.prod(self.source.shape(f"{name}.weight")) for name in names)
+            num_params = sum(math.prod(self.source.shape(name)) for name in weights)
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
         return packed
+
+    def _quantized_linear(
+        self, weight: QuantizedWeight, bias: Tensor | None, *, was_read: bool = False
+    ) -> ops.PackedLinear:
+        """`was_read`: from a matrix whose bytes are counted."""
+        num_params = weight.values.numel()
+        self.num_bytes += int(num_params * BITS[kind_of(weight)] / 8)
+        if was_read:
+            self.num_bytes -= num_params * self._dtype.itemsize
+        return ops.pack_quantized(weight, bias, self._dtype)
+
+    def _row_order(self, name: str, num_rows: int) -> Tensor | None:
+        """The order of rows that `_fill` gives to queries and keys."""
+        if self._head_order is None or not _ROTATED.fullmatch(name):
+            return None
+        order = torch.tensor(self._head_order, device=self.device)
+        return (torch.arange(0, num_rows, len(order), device=self.device)[:, None] + order).flatten()
 
     def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
         """Returns the GEMM of a matrix whose columns are divided over the ranks."""
@@ -479,7 +535,7 @@ class _Reader:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
         stack = self._stack(names, "weight", interleaved=interleaved)
-        packed = ops.pack_experts(stack, as_fp8=self._as_fp8)
+        packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
 
@@ -542,7 +598,12 @@ class _Reader:
             sizes = (-1, len(self._head_order))
             heads = out.view(sizes) if "_norm." in name else out.unflatten(0, sizes)  # [heads, D, ...]
             heads.copy_(heads[:, self._head_order])
-        self._num_read += out.numel() * self._dtype.itemsize
+        if self._scales and (factor := self._scales.get(_name_in_layer(name))) is not None:
+            out.mul_(factor)
+        self._count_read(out.numel())
+
+    def _count_read(self, num_params: int) -> None:
+        self._num_read += num_params * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)
 
     def _reorder_latent(self, name: str, out: Tensor, latent: LatentSpec) -> None:
@@ -553,17 +614,18 @@ class _Reader:
             rotated.copy_(rotated[:, rotary_order(latent, rotates_pairs=self._spec.rotates_pairs)])
 
 
+def _name_in_layer(name: str) -> str:
+    """The name without the layer's prefix."""
+    return name.split(".", maxsplit=3)[3] if name.startswith("model.layers.") else name
+
+
 def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocates a tensor. On a CPU each matrix has a mapping of its own, so memory that packing copied is returned
     to the system at once."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < _MAPPED_FROM_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
-    mapping = mmap.mmap(-1, num_bytes, **_PRIVATE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the kernel has no huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=dtype).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 WeightReader = _Reader  # of the encoder's weights too

@@ -33,7 +33,7 @@ def load_encoder(
     assert isinstance(spec, EncoderSpec)
     source = weight_source(checkpoint, load_format, seed)
     check_tensors(source, spec, where=checkpoint.source)
-    reader = WeightReader(source, Shards(spec, Mesh()), dtype, device, as_fp8=False, progress=progress, group=None)
+    reader = WeightReader(source, Shards(spec, Mesh()), dtype, device, quantization=None, progress=progress, group=None)
     tables = cos_sin_tables(spec, spec.max_model_len, device)
     encoder = Encoder(
         spec=spec,

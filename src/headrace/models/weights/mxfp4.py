@@ -14,9 +14,13 @@ from headrace.errors import ModelError
 from headrace.models.spec import Shape
 from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.safetensors_files import Region, SafetensorsFiles
+from headrace.models.weights.source import Slice
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP_LEN, _GROUP_BYTES = 32, 16
@@ -54,6 +58,9 @@ class Mxfp4Files:
             assert region.is_transposed
             weights = self._dequantized(name, region, out)
             out[region.first_row : region.first_row + len(weights)].copy_(weights)
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return None
 
     def read_ahead(self, name: str) -> None:
         self._files.read_ahead(name + _BLOCKS if name in self._quantized else name)

@@ -9,6 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from headrace.kernels.quantized import QuantizedWeight
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.source import Slice, StoredRows
 
@@ -46,7 +47,7 @@ class RandomWeights:
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """A part has the numbers that it has in the whole tensor."""
         if name.endswith("norm.weight"):
-            out.fill_(self._norm_weight)
+            out.fill_(1.0 if name.endswith("recurrent.norm.weight") else self._norm_weight)  # that one has no offset
         elif out.device.type == "cpu":
             self._fill_part_from_pool(name, out, part)
         else:
@@ -55,6 +56,9 @@ class RandomWeights:
             whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
             if part is not None:
                 out.copy_(part.of(whole))
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        return None
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None

@@ -14,7 +14,10 @@ from headrace.models.weights.safetensors_files import Region
 from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from headrace.kernels.quantized import QuantizedWeight
 
 
 class StoredFiles(Protocol):
@@ -26,13 +29,15 @@ class StoredFiles(Protocol):
 
     def fill_regions(self, name: str, out: Tensor, regions: Iterable[Region]) -> None: ...
 
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None: ...
+
     def read_ahead(self, name: str) -> None: ...
 
     @property
     def num_bytes_read(self) -> int: ...
 
     @property
-    def file_reader(self) -> FileReader: ...
+    def file_reader(self) -> FileReader | None: ...
 
 
 class Rearranged:
@@ -60,12 +65,24 @@ class Rearranged:
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
 
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        """A matrix of its own, or consecutive rows of a fused one; others are dequantized."""
+        stored = self._parts[name]
+        whole = self._files.shape(stored.name)
+        if stored.member is not None or stored.num_groups > 1 or len(whole) != 2 or stored.transposes(whole):
+            return None
+        num_rows, *_ = self.shape(name)
+        rows = range(num_rows) if part is None else part.rows
+        first = stored.first_row
+        moved = Slice(range(first + rows.start, first + rows.stop), None if part is None else part.columns)
+        return self._files.quantized(stored.name, device, moved)
+
     @property
     def num_bytes_read(self) -> int:
         return self._files.num_bytes_read
 
     @property
-    def file_reader(self) -> FileReader:
+    def file_reader(self) -> FileReader | None:
         return self._files.file_reader
 
     @cached_property

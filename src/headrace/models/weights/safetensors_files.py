@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from headrace.kernels.quantized import QuantizedWeight
+
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8  # of the header, in front of it
-_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1}  # the types that are read
+_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1, "I8": 1, "I32": 4, "I64": 8, "F8_E4M3": 1}
+_RAW = ("U8", "I8", "I32", "I64", "F8_E4M3")  # parts of quantized weights: read only as what they are
 _TORCH_NAMES = {
     "BF16": "torch.bfloat16",
     "F16": "torch.float16",
@@ -101,6 +104,15 @@ class SafetensorsFiles:
     def shape(self, name: str) -> Shape:
         return self._stored(name).shape
 
+    def type_name(self, name: str) -> str:
+        return self._stored(name).type_name
+
+    def dtype(self, name: str) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, _TORCH_NAMES[self.type_name(name)].removeprefix("torch."))
+        return dtype
+
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         tensor = self._stored(name)
         rows, columns = range(tensor.num_rows), range(tensor.row_len)
@@ -118,16 +130,15 @@ class SafetensorsFiles:
         tensor.file.read_ahead(tensor.offset + math.prod(tensor.shape) * _ITEM_BYTES[tensor.type_name])
 
     def fill_regions(self, name: str, out: Tensor, regions: Iterable[Region]) -> None:
-        """Writes regions of the stored tensor into `out`, one below the other. Bytes are read only as bytes."""
-        import torch
-
+        """Writes regions of the stored tensor into `out`, one below the other. Parts of quantized weights are read only
+        as what they are."""
         tensor = self._stored(name)
-        if tensor.type_name not in _ITEM_BYTES or (tensor.type_name == "U8" and out.dtype != torch.uint8):
+        if tensor.type_name not in _ITEM_BYTES or (tensor.type_name in _RAW and out.dtype != self.dtype(name)):
             raise UnsupportedModelError(
-                f"tensor {name!r} is stored as {_TORCH_NAMES.get(tensor.type_name, tensor.type_name)}; quantized "
-                "safetensors are not supported; use a GGUF file"
+                f"tensor {name!r} is stored as {_TORCH_NAMES.get(tensor.type_name, tensor.type_name)}, and config.json "
+                "does not say how it is quantized; fetch its quantization_config, or use another checkpoint"
             )
-        dtype = getattr(torch, _TORCH_NAMES[tensor.type_name].removeprefix("torch."))
+        dtype = self.dtype(name)
         for region in regions:
             self._fill_region(tensor, dtype, out.view(len(out), -1), region)
 
@@ -147,6 +158,9 @@ class SafetensorsFiles:
                 _copy(rows, out[here])
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
+        return None
+
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
         return None
 
     def _stored(self, name: str) -> StoredTensor:

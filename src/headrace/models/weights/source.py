@@ -14,8 +14,10 @@ from headrace.models.shards import Part, Shards
 from headrace.models.spec import ModelSpec, Shape
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from headrace.kernels.quantized import QuantizedWeight
     from headrace.models.weights.file_reader import FileReader
 
 _MAX_NAMED = 5
@@ -54,6 +56,9 @@ class WeightSource(Protocol):
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         """Returns rows of the matrix in their quantized form, or None if it is not quantized."""
 
+    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
+        """Returns the matrix, or a part of it, in its quantized form, or None if it has none that a GPU multiplies."""
+
     @property
     def num_bytes_read(self) -> int:
         """Bytes of tensors that were read from files so far."""
@@ -81,6 +86,9 @@ class ShardedSource:
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return self.source.stored_rows(name, self._slice(name))
+
+    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
+        return self.source.quantized(name, device, self._slice(name))
 
     def _slice(self, name: str) -> Slice | None:
         return slice_of(self.shards.part(name), self.source.shape(name))

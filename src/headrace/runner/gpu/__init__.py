@@ -2,6 +2,7 @@
 
     plan ─▶ Upload (one pinned copy: slot entries, table writes, step description)
          ├▶ decode step            2 CUDA graph replays: model; sampling and appending
+         ├▶ step with drafts       1 replay of a decode graph with several rows of a slot, then sampling and acceptance
          ├▶ small prefill step     1 CUDA graph replay for the model, then head and sampling eagerly
          └▶ any other step         eager: decode | prefill continuations | fresh prefills
          ─▶ Ticket (pinned results, an event) ─▶ collect, one or two steps later
@@ -11,6 +12,7 @@
     graph_sizes      the sizes that CUDA graphs are captured for, and which graph runs a step
     decode_graphs    capture and choice of decode graphs; decode_inputs: their input buffers
     capture          how a step becomes a graph, with the collectives of a divided model inside
+    draft_steps      steps that verify drafts; draft_graphs: drafts of a model; ticket: a submitted step and its result
     prefill_graphs   capture of graphs for small steps with prompts
     step_layouts     layout of eager steps; tiles, context_gather and prefix_groups prepare parts of it
     context_splits   how decode attention splits long contexts over programs

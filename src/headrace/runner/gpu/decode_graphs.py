@@ -53,12 +53,16 @@ class DecodeGraph:
 class DecodeGraphs:
     """Owns the graphs of all sizes, with and without prefix sharing."""
 
-    def __init__(self, max_num_seqs: int, *, enable_sharing: bool) -> None:
-        numbers = range(1, max_num_seqs + 1)
-        self.max_size = decode_graph_size(max_num_seqs)
+    def __init__(self, max_num_seqs: int, *, enable_sharing: bool, max_draft_rows: int = 0) -> None:
+        """`max_draft_rows`: of a step in which sequences have several rows each; prefixes are not shared in it."""
+        max_rows = max(max_num_seqs, max_draft_rows)
+        self.max_size = decode_graph_size(max_rows)
         # The largest first, so that the others fit into its memory.
-        self._sizes = sorted(set(map(decode_graph_size, numbers)), reverse=True)
-        sharing_sizes = {sharing_graph_size(num_seqs, self.max_size) for num_seqs in numbers}
+        self._sizes = sorted(set(map(decode_graph_size, range(1, max_rows + 1))), reverse=True)
+        self._max_sharing_size = decode_graph_size(max_num_seqs)
+        sharing_sizes = {
+            sharing_graph_size(num_seqs, self._max_sharing_size) for num_seqs in range(1, max_num_seqs + 1)
+        }
         self._sharing_sizes = sorted(sharing_sizes, reverse=True) if enable_sharing else []
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether prefixes are shared
         self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph with room for it
@@ -66,7 +70,7 @@ class DecodeGraphs:
     def fitting(self, num_seqs: int, *, is_sharing: bool) -> DecodeGraph:
         """The graph for a decode step of `num_seqs` sequences."""
         if is_sharing:
-            return self._graphs[sharing_graph_size(num_seqs, self.max_size), True]
+            return self._graphs[sharing_graph_size(num_seqs, self._max_sharing_size), True]
         return self._graphs[self._fast_sizes[decode_graph_size(num_seqs)], False]
 
     @property

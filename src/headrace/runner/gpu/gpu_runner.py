@@ -12,7 +12,8 @@ Tokens come back in pinned memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -25,13 +26,17 @@ from headrace.kernels import ops
 from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
-from headrace.kernels.layout import Splits, StepLayout
+from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
+from headrace.models.spec import ModelSpec
+from headrace.runner.draft_model import Proposer
 from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
+from headrace.runner.gpu.draft_graphs import DraftCache, DraftGraphs
+from headrace.runner.gpu.draft_steps import DraftSteps
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
 from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.memory import reserve
@@ -39,15 +44,16 @@ from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs, Pref
 from headrace.runner.gpu.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.gpu.prefix_sharing import can_share_prefixes, seqs_per_tile
 from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder
+from headrace.runner.gpu.ticket import Ticket
 from headrace.runner.gpu.upload import Upload, UploadRing
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots, PromptSpan
 from headrace.runner.readouts import lay_out_readouts
-from headrace.runner.results import step_logprobs, to_pinned
+from headrace.runner.results import to_pinned
 from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.startup import OnStage, ignore_stage
-from headrace.steps import BROKEN, IntArray, Masks, SlotEntry, StepPlan, StepResult
+from headrace.steps import BROKEN, Drafts, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
 Result = TypeVar("Result")
 
@@ -55,6 +61,7 @@ _RANGES = {  # names of a profile's ranges, by method
     "submit": "step",
     "_apply_changes": "changes",
     "_decode": "decode",
+    "_verify": "decode",
     "_mixed": "prefill",
     "_replay_sampling": "sample",
     "_sample_plain": "sample",
@@ -67,23 +74,18 @@ _SMALL_CONTEXT_BYTES = (
 _GRAPH_VALUES = 1 << 14  # int32 values that describe a step for the largest prefill graph, with some to spare
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A submitted step: its tokens are in `results` once `done` has happened."""
-
-    step: int
-    slots: IntArray
-    results: Tensor  # [2, B or more] int32, pinned: tokens, and the state of each slot (`StepResult.finished`)
-    logprobs: SampledLogprobs | None  # pinned too
-    outputs: StepOutputs | None  # prompt log-probabilities and readouts, pinned too
-    done: torch.cuda.Event
-
-
 class GpuRunner:
     """Owns weights, KV cache and slots on one GPU. The last slot and the last block are padding for graphs."""
 
-    def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
-        spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
+    def __init__(
+        self,
+        decoder: Decoder,
+        shape: RunnerShape,
+        on_stage: OnStage = ignore_stage,
+        proposer: Proposer | None = None,
+    ) -> None:
+        """`proposer`: drafts tokens; None: the host does, or nobody."""
+        spec, device = decoder.spec, decoder.device
         self._decoder, self._device, self._shape = decoder, device, shape
         assert decoder.stages is None or isinstance(decoder.stages, DeviceStageLink)
         self._stages: DeviceStageLink | None = decoder.stages
@@ -91,21 +93,26 @@ class GpuRunner:
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(num_slots)
-        self._caches = decoder.allocate_caches(shape.num_blocks + 1, shape.block_size, dtype)
+        self._caches = self._allocate_caches(decoder)
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
-        self._decode_graphs = DecodeGraphs(shape.max_num_seqs, enable_sharing=self._shares_prefixes)
+        self._decode_graphs = DecodeGraphs(
+            shape.max_num_seqs, enable_sharing=self._shares_prefixes, max_draft_rows=shape.max_draft_rows
+        )
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
+        self._offsets = torch.zeros(max_size, dtype=torch.int32, device=device) if shape.max_draft_rows else None
         self._inputs = DecodeInputs(max_size, device)
-        self._arrivals = torch.zeros(max_size * programs_per_decode(spec), dtype=torch.int32, device=device)
+        specs = [spec] if proposer is None else [spec, proposer.decoder.spec]
+        max_programs = max(map(programs_per_decode, specs))
+        self._arrivals = torch.zeros(max_size * max_programs, dtype=torch.int32, device=device)
         self._mirror = BlockTableMirror(num_slots, self._slots.max_blocks)
         self._next_positions = np.zeros(num_slots, np.int64)
         self._sorted_slots = np.empty(0, np.int64)  # of the last decode step, longest context first
-        self._seqs_per_tile = seqs_per_tile(spec, dtype)
+        self._seqs_per_tile = seqs_per_tile(spec, self._caches[0].keys.dtype)
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
-        self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * max_size, dtype=torch.int32, pin_memory=True)
+        self._results = torch.empty(_RESULTS_IN_FLIGHT, 3 * max_size, dtype=torch.int32, pin_memory=True)
         self._no_results = torch.empty(2, 0, dtype=torch.int32, device=device)
         self._slot_numbers = torch.empty(_RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
@@ -126,10 +133,29 @@ class GpuRunner:
             dtype=decoder.dtype,
             device=device,
         )
+        self._draft = None if proposer is None else self._draft_graphs(proposer)
+        self._draft_steps = None if self._offsets is None else self._steps_with_drafts(self._offsets)
+        self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
         on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
         self._capture_graphs(on_stage)
         reserve(shape.step_bytes, device)
+
+    def _allocate_caches(self, decoder: Decoder) -> list[LayerCache]:
+        shape = self._shape
+        dtype = shape.kv_dtype or decoder.dtype
+        return decoder.allocate_caches(shape.num_blocks + 1, shape.block_size, dtype, num_slots=self._slots.num_slots)
+
+    def _draft_graphs(self, proposer: Proposer) -> DraftGraphs:
+        draft, is_shared = proposer.decoder, proposer.shares_cache
+        layers = self._caches[: draft.spec.num_layers] if is_shared else self._allocate_caches(draft)
+        splits = partial(self._splits, spec=draft.spec)
+        cache = DraftCache(layers, is_shared=is_shared)
+        return DraftGraphs(draft, cache, self._slots, self._sampler, self._shape, splits)
+
+    def _steps_with_drafts(self, offsets: Tensor) -> DraftSteps:
+        buffers = (self._inputs, self._decode_slots, offsets)
+        return DraftSteps(self._slots, self._sampler, *buffers, self._next_positions, self._draft)
 
     # ---- the runner's protocol
 
@@ -139,7 +165,9 @@ class GpuRunner:
         self._apply_changes(plan, upload)
         if self._stages is not None:
             self._stages.pull(plan.num_batched_tokens)
-        if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
+        if plan.drafts is not None:
+            ticket = self._verify(plan, plan.drafts, upload, masks)
+        elif plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
             ticket = self._decode(plan, upload, masks)
         else:
             ticket = self._mixed(plan, upload, masks)
@@ -149,18 +177,12 @@ class GpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
-        ticket.done.synchronize()
-        tokens, finished = ticket.results.numpy()[:, : len(ticket.slots)].copy()
-        logprobs = None if ticket.logprobs is None else step_logprobs(ticket.logprobs)
-        return StepResult(
-            ticket.step,
-            ticket.slots,
-            tokens.astype(np.int64),
-            finished.astype(np.uint8),
-            logprobs,
-            ticket.outputs.prompt_logprobs() if ticket.outputs is not None else (),
-            ticket.outputs.readout_results() if ticket.outputs is not None else (),
-        )
+        result = ticket.result()
+        if ticket is self._unread and self._draft_steps is not None:
+            self._unread = None
+            assert result.num_sampled is not None and ticket.num_rows is not None
+            self._draft_steps.take_accepted(result.slots, ticket.num_rows, result.num_sampled)
+        return result
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function after the submitted steps have ended on the device."""
@@ -186,7 +208,10 @@ class GpuRunner:
     def _num_values(self, plan: StepPlan) -> int:
         num_prompt = sum(len(entry.token_ids) + 16 for entry in plan.slot_entries)
         num_writes = 0 if plan.table_writes is None else len(plan.table_writes.slots)
-        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.slots) + _GRAPH_VALUES
+        num_values = num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.slots) + _GRAPH_VALUES
+        if plan.drafts is None or self._draft_steps is None:
+            return num_values
+        return num_values + self._draft_steps.num_values(plan)
 
     def _apply_changes(self, plan: StepPlan, upload: Upload) -> None:
         writes = plan.table_writes
@@ -221,6 +246,8 @@ class GpuRunner:
         if not self._decoder.is_last_stage:
             return
         for entry in slot_entries:
+            if self._draft is not None:
+                self._draft.enter(entry.slot)
             self._prompt_logprobs.enter(entry)
             self._sampler.enter_slot(
                 entry.slot,
@@ -249,6 +276,8 @@ class GpuRunner:
             numbers.numpy()[:] = self._slots.padding_slot
             numbers.numpy()[:num_seqs] = plan.slots
             self._decode_slots[: graph.size].copy_(numbers, non_blocking=True)
+            if self._offsets is not None:
+                self._offsets.zero_()
         graph.model.replay()
         if graph.sampling is None or graph.sampling_filtered is None:
             self._slots.advance(self._decode_slots[:num_seqs], 1)
@@ -260,6 +289,15 @@ class GpuRunner:
         logits = graph.logits[:num_seqs]
         results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
         return self._ticket(plan, results, logprobs)
+
+    def _verify(self, plan: StepPlan, drafts: Drafts, upload: Upload, masks: Masks | None) -> Ticket:
+        """Run a step that verifies drafts."""
+        assert self._draft_steps is not None
+        graph = self._decode_graphs.fitting(plan.num_batched_tokens, is_sharing=False)
+        results, sampled = self._draft_steps.run(plan, drafts, graph, upload, masks)
+        self._is_sharing = False
+        self._unread = replace(self._ticket(plan, results, sampled.logprobs), num_rows=plan.num_tokens)
+        return self._unread
 
     def _passed_on(self, plan: StepPlan) -> Ticket:
         """The ticket of a stage whose hidden states go to the next one: its step has no results."""
@@ -304,6 +342,7 @@ class GpuRunner:
             inputs.positions,
             inputs.slot_mapping,
             inputs.context_lens,
+            None if self._offsets is None else self._offsets[:size],
         )
         layout = StepLayout(
             positions=inputs.positions,
@@ -342,6 +381,8 @@ class GpuRunner:
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
         self._decode_graphs.capture(self._forward_decode, sample, capture, captured)
+        if self._draft is not None:
+            self._draft.capture(capture)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._decode_slots[: logits.shape[0]]
@@ -434,8 +475,8 @@ class GpuRunner:
         ordered = replace(plan, slots=plan.slots[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
         return ordered, num_decodes, int(is_fresh.sum())
 
-    def _splits(self, num_seqs: int) -> Splits:
-        spec = self._decoder.spec
+    def _splits(self, num_seqs: int, spec: ModelSpec | None = None) -> Splits:
+        spec = self._decoder.spec if spec is None else spec
         splits = splits_of(num_seqs, programs_per_decode(spec), spec.head_dim, self._shape.max_model_len)
         return replace(splits, arrivals=self._arrivals)
 

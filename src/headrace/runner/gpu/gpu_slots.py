@@ -68,6 +68,39 @@ class GpuSlots:
         slots_long = slots.long()
         self.computed[slots_long] += num_tokens * ~self.is_finished[slots_long]
 
+    def put_drafts(self, slots: Tensor, positions: Tensor, drafts: Tensor) -> None:
+        """Write drafts [D] behind the tokens of their slots [D]."""
+        self.tokens[slots.long(), positions.long()] = drafts
+
+    def accept(
+        self,
+        slots: Tensor,
+        starts: Tensor,
+        num_rows: Tensor,
+        sampled: Tensor,
+        flags: Tensor,
+        *,
+        end_len: Tensor,
+        stop_token_ids: Tensor,
+    ) -> Tensor:
+        """Append what was sampled [R] as far as it follows the drafts of each slot [S]; returns [3, R] int32."""
+        out = torch.zeros(3, sampled.shape[0], dtype=torch.int32, device=slots.device)
+        slot_kernels.accept_drafts(
+            slots,
+            starts,
+            num_rows,
+            sampled,
+            flags,
+            self.tokens,
+            self.lens,
+            self.computed,
+            self.is_finished,
+            end_len,
+            stop_token_ids,
+            out,
+        )
+        return out
+
     def append(
         self,
         slots: Tensor,

@@ -67,4 +67,4 @@ def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list
         tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)[0]).to(device, torch.int32),
         gatherings=(Gathering(0, starts, max_gathered_tokens(num_tokens, decoder.max_len), num_tokens),),
     )
-    return layout, [cache] * spec.num_cache_layers
+    return layout, [decoder.with_state(cache, layer, 1) for layer in range(spec.num_cache_layers)]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeVar
 
 from headrace.engine.pooling import check_dimensions, check_task
 from headrace.models.pooler import PoolerTask
 from headrace.openai.body import read
 from headrace.openai.embeddings import (
+    UNSUPPORTED_IN_POOLING,
     check_pooled,
     classification_body,
     embedding_format,
     embedding_inputs,
     pooling_body,
 )
-from headrace.openai.errors import bad_request, not_supported
+from headrace.openai.errors import bad_request
 from headrace.openai.schema.embeddings import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from headrace.server.endpoints.pooled import PooledInputs, pooled, reply
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
+
+Asked = TypeVar("Asked", EmbeddingRequest, PoolingRequest, ClassifyRequest)
 
 EMBEDDING_ID_PREFIX = "embd-"
 POOLING_ID_PREFIX = "pool-"
@@ -26,7 +30,7 @@ CLASSIFY_ID_PREFIX = "classify-"
 
 
 async def create_embeddings(services: Services, exchange: Exchange) -> None:
-    request = read(EmbeddingRequest, await exchange.read_body(services.options.max_body_bytes))
+    request = await _read(services, exchange, EmbeddingRequest)
     inputs, form = _inputs(services, request), embedding_format(request)
     check_task(services.engine.spec.pooler, "embed")
     check_dimensions(services.engine.spec.pooler, request.dimensions)
@@ -48,7 +52,7 @@ async def create_embeddings(services: Services, exchange: Exchange) -> None:
 
 
 async def create_pooling(services: Services, exchange: Exchange) -> None:
-    request = read(PoolingRequest, await exchange.read_body(services.options.max_body_bytes))
+    request = await _read(services, exchange, PoolingRequest)
     pooler = services.engine.spec.pooler
     if pooler is None:
         raise bad_request(
@@ -60,9 +64,7 @@ async def create_pooling(services: Services, exchange: Exchange) -> None:
     task: PoolerTask = pooler.task
     if request.task is not None:
         check_task(pooler, request.task)
-    if request.encoding_format not in (None, "float"):
-        raise not_supported("encoding_format", "encoding_format of /pooling must be float; /v1/embeddings has base64")
-    check_pooled(request)
+    form = embedding_format(request)
     check_dimensions(pooler, request.dimensions)
     async with pooled(
         services,
@@ -78,6 +80,7 @@ async def create_pooling(services: Services, exchange: Exchange) -> None:
         body = partial(
             pooling_body,
             values,
+            form,
             answer.model,
             answer.num_prompt_tokens,
             id=answer.id.encode(),
@@ -87,7 +90,7 @@ async def create_pooling(services: Services, exchange: Exchange) -> None:
 
 
 async def create_classification(services: Services, exchange: Exchange) -> None:
-    request = read(ClassifyRequest, await exchange.read_body(services.options.max_body_bytes))
+    request = await _read(services, exchange, ClassifyRequest)
     pooler = services.engine.spec.pooler
     check_task(pooler, "classify")
     assert pooler is not None
@@ -112,6 +115,11 @@ async def create_classification(services: Services, exchange: Exchange) -> None:
             created=answer.created,
         )
         await reply(exchange, answer, body)
+
+
+async def _read(services: Services, exchange: Exchange, kind: type[Asked]) -> Asked:
+    body = await exchange.read_body(services.options.max_body_bytes)
+    return read(kind, body, unsupported=UNSUPPORTED_IN_POOLING)
 
 
 def _inputs(services: Services, request: EmbeddingRequest | ClassifyRequest) -> PooledInputs:

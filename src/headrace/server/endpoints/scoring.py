@@ -8,6 +8,7 @@ from headrace.engine.pooling import check_scoring
 from headrace.engine.pooling_prompts import PairPrompts
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.openai.body import read
+from headrace.openai.embeddings import UNSUPPORTED_IN_POOLING
 from headrace.openai.schema.embeddings import PooledRequest, RerankRequest, ScoreRequest
 from headrace.openai.scoring import (
     RERANK_ID_PREFIX,
@@ -25,14 +26,16 @@ from headrace.server.services import Services
 
 
 async def create_ranking(services: Services, exchange: Exchange) -> None:
-    request = read(RerankRequest, await exchange.read_body(services.options.max_body_bytes))
+    body = await exchange.read_body(services.options.max_body_bytes)
+    request = read(RerankRequest, body, unsupported=UNSUPPORTED_IN_POOLING)
     pairs = rerank_texts(request)
     form = rerank_format(request, pairs)
     await _reply_with_scores(services, exchange, request, pairs, form, id_prefix=RERANK_ID_PREFIX, param="documents")
 
 
 async def create_scores(services: Services, exchange: Exchange) -> None:
-    request = read(ScoreRequest, await exchange.read_body(services.options.max_body_bytes))
+    body = await exchange.read_body(services.options.max_body_bytes)
+    request = read(ScoreRequest, body, unsupported=UNSUPPORTED_IN_POOLING)
     pairs = score_texts(request)
     await _reply_with_scores(
         services, exchange, request, pairs, ScoreFormat(), id_prefix=SCORE_ID_PREFIX, param="text_2"

@@ -1,17 +1,17 @@
-"""A step plan under construction."""
+"""Builds the plan of one step."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from headrace.kv import BlockCopy
-from headrace.steps import IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.steps import Drafts, IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
 from headrace.types import Request
 
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
 
 
-class PlanDraft:
+class PlanBuilder:
     """Collects what one step does, within its token budget. Made and finished inside `Scheduler.plan`."""
 
     def __init__(self, step: int, budget: int, max_seqs: int | None = None) -> None:
@@ -25,6 +25,7 @@ class PlanDraft:
         self.written: set[int] = set()
         self._decoding = _NO_SLOTS
         self._next_tokens: IntArray | None = None
+        self._drafts: Drafts | None = None
         self._slots: list[int] = []
         self._num_tokens: list[int] = []
         self._samples: list[bool] = []
@@ -46,12 +47,22 @@ class PlanDraft:
         return min(self.budget, self.background_budget) if request.is_background else self.budget
 
     def compute_decoding(
-        self, slots: IntArray, next_tokens: IntArray | None = None, *, num_background: int = 0
+        self,
+        slots: IntArray,
+        next_tokens: IntArray | None = None,
+        *,
+        drafts: Drafts | None = None,
+        num_background: int = 0,
     ) -> None:
         self._decoding = slots
         self._next_tokens = next_tokens
-        self._spend(len(slots))
+        self._drafts = drafts
+        self._spend(self._num_decoded)
         self._count_background(num_background)
+
+    @property
+    def _num_decoded(self) -> int:
+        return len(self._decoding) + (0 if self._drafts is None else int(self._drafts.lens.sum()))
 
     def compute(self, slot: int, num_tokens: int, *, samples: bool, is_background: bool = False) -> None:
         self._slots.append(slot)
@@ -83,12 +94,13 @@ class PlanDraft:
         self._table_writes.append((slots, indexes, blocks))
 
     def finish(self, last: StepPlan | None) -> StepPlan:
+        has_drafts = self._drafts is not None or (last is not None and last.drafts is not None)
         return StepPlan(
             step=self.step,
             slots=self._joined(self._decoding, self._slots),
-            num_tokens=self._joined(np.ones(len(self._decoding), np.int64), self._num_tokens),
+            num_tokens=self._joined(self._decoded_tokens(), self._num_tokens),
             samples=np.concatenate([np.ones(len(self._decoding), np.bool_), np.array(self._samples, np.bool_)]),
-            num_batched_tokens=len(self._decoding) + sum(self._num_tokens),
+            num_batched_tokens=self._num_decoded + sum(self._num_tokens),
             slot_entries=tuple(self._slot_entries),
             table_writes=TableWrites(*map(np.concatenate, zip(*self._table_writes, strict=True)))
             if self._table_writes
@@ -96,8 +108,13 @@ class PlanDraft:
             copies=tuple(self._copies),
             readout_chunks=tuple(self._readout_chunks),
             next_tokens=self._next_tokens,
-            is_steady=not self._slots and last is not None and last.slots is self._decoding,
+            is_steady=not self._slots and last is not None and last.slots is self._decoding and not has_drafts,
+            drafts=self._drafts,
         )
+
+    def _decoded_tokens(self) -> IntArray:
+        ones = np.ones(len(self._decoding), np.int64)
+        return ones if self._drafts is None else ones + self._drafts.lens
 
     @staticmethod
     def _joined(decoding: IntArray, others: list[int]) -> IntArray:

@@ -1,0 +1,299 @@
+"""GEMMs with weights of four bits and activations of sixteen.
+
+Few rows: one kernel reads the packed weights once and widens them in registers. Many rows: the matrix is widened into
+memory, and cuBLAS multiplies it.
+
+    packed      [K / 128, N, 16] int32: 64 bytes are 128 weights of a row, and a tile of rows is one run of memory
+    a word      weights 32 * j + 2 * i and 32 * j + 2 * i + 1 of its 128 are bits 4 * j and 16 + 4 * j of word i, so
+                that one shift and one mask give two weights beside each other, as the tensor cores want them
+    a weight    0 to 15 in the low bits of a float whose step is 1 there: 128 + value in bfloat16, 1,024 + value in
+                float16, exact; the zero point with the same offset is subtracted (`_BF16_PAIR`)
+    scales      [groups, N] float32, applied to the sums of a group
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
+from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
+
+PACK_LEN = 128  # weights of a row that are packed together
+_WORDS = 16  # 32-bit words of them
+MAX_FUSED_ROWS = 256  # with more rows the matrix is widened first
+_NUM_PROGRAMS = 900  # wanted: about seven on each of the 132 processors of an H200
+_MANY_COLUMNS = 16_384
+
+
+class Int4Linear:
+    """A linear layer with weights of four bits."""
+
+    takes_fp8 = False
+
+    def __init__(self, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._num_columns, self._width = weight.values.shape
+        self._packed = pack(weight.values)  # [K / 128, N, 16]
+        self._groups = PACK_LEN // min(PACK_LEN, weight.group_len)  # of 128 weights
+        self._scales = _per_group(weight.scales, weight.group_len, self._packed.shape[0])
+        zeros = weight.zeros
+        self._zeros = None if zeros is None else _per_group(zeros, weight.group_len, self._packed.shape[0])
+        self._order, self._bias, self._dtype = weight.order, bias, dtype
+        num_tiles = triton.cdiv(self._num_columns, _MIN_COLUMNS) * (MAX_FUSED_ROWS // _MIN_ROWS)
+        self._arrivals = torch.zeros(num_tiles, dtype=torch.int32, device=weight.values.device)
+
+    def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        if x.shape[0] > MAX_FUSED_ROWS:
+            return torch.nn.functional.linear(x, self.widened(), self._bias)
+        out = torch.empty((x.shape[0], self._num_columns), dtype=self._dtype, device=x.device)
+        if x.shape[0]:
+            self._multiply(x.contiguous(), out)
+        return out if self._bias is None else out.add_(self._bias)
+
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
+        num_rows, num_blocks = x.shape[0], self._packed.shape[0]
+        rows, columns, num_warps, num_stages = _tile_shape(num_rows, self._num_columns)
+        tiles = (triton.cdiv(self._num_columns, columns), triton.cdiv(num_rows, rows))
+        splits = _num_splits(tiles[0] * tiles[1], num_blocks)
+        partial = torch.empty((splits if splits > 1 else 0, *out.shape), dtype=torch.float32, device=x.device)
+        _multiply[(tiles[0], splits, tiles[1])](
+            x,
+            self._packed,
+            self._scales,
+            self._packed if self._zeros is None else self._zeros,
+            out,
+            partial,
+            self._arrivals,
+            num_rows,
+            self._num_columns,
+            self._width,
+            triton.cdiv(num_blocks, splits),
+            splits,
+            ROWS=rows,
+            COLUMNS=columns,
+            GROUPS=self._groups,
+            HAS_ZEROS=self._zeros is not None,
+            HAS_TAIL=self._width % PACK_LEN != 0,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            IS_INTERPRETED=triton.knobs.runtime.interpret,
+            **dependent_launch(x.device),
+        )
+
+    def widened(self) -> Tensor:  # [N, K]
+        """Returns the matrix in the type of the activations."""
+        out = torch.empty((self._num_columns, self._width), dtype=self._dtype, device=self._packed.device)
+        columns = 32
+        _widen[(triton.cdiv(self._num_columns, columns), self._packed.shape[0])](
+            self._packed,
+            self._scales,
+            self._packed if self._zeros is None else self._zeros,
+            out,
+            self._num_columns,
+            self._width,
+            COLUMNS=columns,
+            GROUPS=self._groups,
+            HAS_ZEROS=self._zeros is not None,
+            IS_INTERPRETED=triton.knobs.runtime.interpret,
+            num_warps=4,
+        )
+        return out
+
+
+def pack(values: Tensor) -> Tensor:  # [N, K] uint8 -> [ceil(K / 128), N, 16] int32
+    """Packs four bits of each value. Weights past the last have a value too: their inputs are zero."""
+    num_rows = values.shape[0]
+    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % PACK_LEN), value=INT4_MIDDLE)
+    # [N, blocks, j, i, half] -> [blocks, N, i, half, j]
+    parts = padded.view(num_rows, -1, 4, _WORDS, 2).permute(1, 0, 3, 4, 2)
+    halves = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=values.device)
+    for index in range(4):
+        halves |= parts[..., index].int() << (4 * index)
+    return (halves[..., 0] | (halves[..., 1] << 16)).contiguous()
+
+
+def _per_group(numbers: Tensor, group_len: int, num_blocks: int) -> Tensor:  # [N, K / group_len] -> [groups, N]
+    """Repeats the numbers of groups that are longer than a block, and adds zeros for what a last block lacks."""
+    repeated = numbers.repeat_interleave(max(1, group_len // PACK_LEN), 1)
+    num_groups = num_blocks * (PACK_LEN // min(PACK_LEN, group_len))
+    return torch.nn.functional.pad(repeated, (0, num_groups - repeated.shape[1])).t().contiguous()
+
+
+_MIN_ROWS, _MIN_COLUMNS = 16, 64
+
+
+def _tile_shape(num_rows: int, num_columns: int) -> tuple[int, int, int, int]:
+    """Returns rows and columns of a tile, warps and stages."""
+    if num_rows <= 16:
+        return (16, 128, 4, 3) if num_columns >= _MANY_COLUMNS else (16, 64, 4, 3)
+    if num_rows <= 32:
+        return 32, 64, 4, 4
+    return 64, 128, 8, 3
+
+
+def _num_splits(num_tiles: int, num_blocks: int) -> int:
+    """Splits the sums of few tiles over programs, so that the whole GPU has work; each split has some blocks."""
+    wanted = min(_NUM_PROGRAMS // num_tiles, num_blocks // 4)
+    return next((splits for splits in (16, 8, 4, 2) if splits <= wanted), 1)
+
+
+# A pair of values in the low bits of two floats, then minus the zero point: two instructions for two weights. The
+# compiler would take five. `fma` by one, since older GPUs have no subtraction of bfloat16.
+_BF16_PAIR: tl.constexpr = tl.constexpr(
+    "{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; lop3.b32 t, $2, 0x000f000f, 0x43004300, 0xea; "
+    "fma.rn.bf16x2 t, t, one, $3; mov.b32 {$0, $1}, t; }"
+)
+_FP16_PAIR: tl.constexpr = tl.constexpr(
+    "{ .reg .b32 t, one; mov.b32 one, 0x3c003c00; lop3.b32 t, $2, 0x000f000f, 0x64006400, 0xea; "
+    "fma.rn.f16x2 t, t, one, $3; mov.b32 {$0, $1}, t; }"
+)
+
+
+@triton.jit
+def _values(words, zero, PAIR: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
+    """Widens pair number PAIR of every word and subtracts the zero point: [C, 16] -> [C, 32]."""
+    shifted = words >> (4 * PAIR)
+    if IS_INTERPRETED:
+        lower, upper = (shifted & 15).to(tl.float32) - zero, ((shifted >> 16) & 15).to(tl.float32) - zero
+        return tl.interleave(lower.to(like.dtype.element_ty), upper.to(like.dtype.element_ty))
+    elif like.dtype.element_ty == tl.bfloat16:
+        lower, upper = tl.inline_asm_elementwise(
+            _BF16_PAIR, "=h,=h,r,r", [shifted, zero], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1
+        )
+        return tl.interleave(lower, upper)
+    else:
+        lower, upper = tl.inline_asm_elementwise(
+            _FP16_PAIR, "=h,=h,r,r", [shifted, zero], dtype=(tl.float16, tl.float16), is_pure=True, pack=1
+        )
+        return tl.interleave(lower, upper)
+
+
+@triton.jit
+def _zero_points(zeros, like, inside, HAS_ZEROS: tl.constexpr, COLUMNS: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """Returns the zero points of a group as `_values` takes them, [COLUMNS, 1]: a pair of negative floats with the
+    offset of the values."""
+    if HAS_ZEROS:
+        zero = tl.load(zeros, mask=inside, other=0).to(tl.int32)
+    else:
+        zero = tl.full([COLUMNS], 8, tl.int32)
+    if IS_INTERPRETED:
+        return zero.to(tl.float32)[:, None]
+    else:
+        if like.dtype.element_ty == tl.bfloat16:
+            zero += 0xC300
+        else:
+            zero += 0xE400
+        return (zero | (zero << 16))[:, None]
+
+
+@triton.jit
+def _matrix(words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
+    """Widens COUNT consecutive pairs: [C, 16] -> [C, 32 * COUNT], in the order of the inputs."""
+    first = _values(words, zero, FIRST, like, IS_INTERPRETED)
+    columns: tl.constexpr = words.shape[0]
+    if COUNT == 1:
+        return first
+    elif COUNT == 2:
+        both = tl.join(first, _values(words, zero, FIRST + 1, like, IS_INTERPRETED))
+        return tl.reshape(tl.permute(both, (0, 2, 1)), [columns, 64])
+    else:
+        even = tl.join(first, _values(words, zero, 2, like, IS_INTERPRETED))
+        odd = tl.join(_values(words, zero, 1, like, IS_INTERPRETED), _values(words, zero, 3, like, IS_INTERPRETED))
+        return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), [columns, 128])
+
+
+@triton.jit(do_not_specialize=["num_rows", "blocks_per_split", "num_splits"])
+def _multiply(
+    x,  # [T, width]
+    packed,
+    scales,
+    zeros,
+    out,  # [T, num_columns]
+    partial,  # [num_splits, T, num_columns] float32
+    arrivals,  # one per tile, zero before and after
+    num_rows,
+    num_columns,
+    width,
+    blocks_per_split,
+    num_splits,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,  # of 128 weights: 1, 2 or 4
+    HAS_ZEROS: tl.constexpr,
+    HAS_TAIL: tl.constexpr,  # the last block has fewer weights
+    IS_DEPENDENT: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Computes a tile transposed, [COLUMNS, ROWS]: the weights are the left operand, which may come from registers."""
+    wait_for_inputs(IS_DEPENDENT)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < num_columns
+    DEPTH: tl.constexpr = 128 // GROUPS
+    depths = tl.arange(0, DEPTH)
+    is_row = rows[None, :] < num_rows
+    x_at = x + rows[None, :].to(tl.int64) * width + depths[:, None]
+    words_at = packed + columns[:, None] * 16 + tl.arange(0, 16)[None, :]
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    first = split * blocks_per_split
+    for block in tl.range(first, tl.minimum(first + blocks_per_split, tl.cdiv(width, 128))):
+        words = tl.load(words_at + tl.cast(block, tl.int64) * (num_columns * 16), mask=inside[:, None], other=0)
+        for part in tl.static_range(GROUPS):
+            group = tl.cast(block * GROUPS + part, tl.int64) * num_columns + columns
+            scale = tl.load(scales + group, mask=inside, other=0.0)
+            zero = _zero_points(zeros + group, x, inside, HAS_ZEROS, COLUMNS, IS_INTERPRETED)
+            depth = block * 128 + part * DEPTH
+            is_inside = is_row
+            if HAS_TAIL:
+                is_inside = is_row & (depth + depths[:, None] < width)
+            row = tl.load(x_at + depth, mask=is_inside, other=0.0)
+            weight = _matrix(words, zero, part * (4 // GROUPS), 4 // GROUPS, x, IS_INTERPRETED)
+            total += tl.dot(weight, row) * scale[:, None]
+    at = rows[None, :].to(tl.int64) * num_columns + columns[:, None]
+    is_inside = is_row & inside[:, None]
+    if num_splits > 1:
+        size = tl.cast(num_rows, tl.int64) * num_columns
+        tl.store(partial + split * size + at, total, mask=is_inside)
+        tl.debug_barrier()  # the whole program has stored its sums before it counts as arrived
+        arrival = arrivals + tl.program_id(2) * tl.num_programs(0) + tile
+        if tl.atomic_add(arrival, 1, sem="acq_rel") < num_splits - 1:
+            return
+        tl.store(arrival, 0)  # the next kernel expects zeros
+        total = tl.zeros([COLUMNS, ROWS], tl.float32)
+        for other in range(num_splits):  # always in this order, so that results repeat exactly
+            total += tl.load(partial + other * size + at, mask=is_inside, other=0.0, cache_modifier=".cg")
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _widen(
+    packed,
+    scales,
+    zeros,
+    out,  # [num_columns, width]
+    num_columns,
+    width,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    block = tl.program_id(1).to(tl.int64)
+    inside = columns < num_columns
+    depths = tl.arange(0, 32)
+    at = packed + block * (num_columns * 16) + columns[:, None] * 16 + tl.arange(0, 16)[None, :]
+    words = tl.load(at, mask=inside[:, None], other=0)
+    for index in tl.static_range(4):
+        group = (block * GROUPS + index * GROUPS // 4) * num_columns + columns
+        scale = tl.load(scales + group, mask=inside, other=0.0)
+        zero = _zero_points(zeros + group, out, inside, HAS_ZEROS, COLUMNS, IS_INTERPRETED)
+        weight = _values(words, zero, index, out, IS_INTERPRETED).to(tl.float32) * scale[:, None]
+        depth = block * 128 + index * 32 + depths[None, :]
+        where = out + columns[:, None].to(tl.int64) * width + depth
+        tl.store(where, weight.to(out.dtype.element_ty), mask=inside[:, None] & (depth < width))

@@ -1,0 +1,247 @@
+"""Reads a checkpoint layer by layer, quantizes its matrices and writes them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.errors import UnsupportedModelError
+from headrace.kernels.quantized import Kind, QuantizedWeight, quantize, quantize_int4
+from headrace.models import Checkpoint, Decoder, load_decoder, open_checkpoint
+from headrace.models.families import family_of_config
+from headrace.models.quantized import kept_in_16_bits
+from headrace.models.sources import Progress
+from headrace.models.spec import ModelSpec
+from headrace.models.weights.safetensors_files import read_json
+from headrace.quantize.calibrate import LayerInputs, record_inputs
+from headrace.quantize.evaluate import NUM_WINDOWS, Scores, embedded_text, score, windows_of
+from headrace.quantize.folding import ChooseScales, apply, aware_scales, folds_of, smooth_scales
+from headrace.quantize.output import OutputDirectory
+from headrace.quantize.stored import quantization_config, stored_tensors
+from headrace.text import load_tokenizer
+
+OnStage = Callable[[str, int, int], None]  # name of the stage, done, total
+_NUM_CALIBRATION_WINDOWS = 16
+_TEXT_CHARACTERS = 120_000
+_NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "config.json")
+_GROUP_LENS = (128, 64, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    model: str
+    kind: Kind
+    output: Path
+    data: list[str] | None = None  # texts to calibrate with
+    device: str = "cpu"
+    evaluates: bool = True
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the quantized model is like."""
+
+    kind: Kind
+    method: str
+    kept: tuple[str, ...]  # matrices that stay in 16 bits
+    num_bytes: int
+    num_bytes_before: int
+    perplexity: float | None = None
+    perplexity_before: float | None = None
+    agreement: float | None = None  # share of positions with the same most likely token
+    evaluated_with: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done, total: None) -> Report:
+    """Writes the quantized checkpoint to `request.output`, which must not exist, and returns its report."""
+    checkpoint = open_checkpoint(request.model, revision=request.revision)
+    config = _checked_config(checkpoint)
+    output = OutputDirectory(request.output)
+    decoder = _load(checkpoint, request.device, _stage(on_stage, "load"))
+    kept = kept_in_16_bits(checkpoint.spec.num_layers)
+    before = _scores(decoder, checkpoint, on_stage, "evaluate the original") if request.evaluates else None
+    inputs = None if request.data is None else _record(decoder, checkpoint, request, on_stage)
+    del decoder
+    _write(checkpoint, config, request, inputs, kept, output, on_stage)
+    output.complete()
+    after: Scores | None = None
+    if before is not None:
+        written = open_checkpoint(str(output.partial))
+        after = _scores(_load(written, request.device), checkpoint, on_stage, "evaluate the quantized model")
+    report = _report(request, output, checkpoint.spec, kept, before, after)
+    output.write_json("headrace_quantize.json", report.as_json())
+    output.publish()
+    return report
+
+
+def _checked_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Refuses models whose tensors cannot be replaced one by one."""
+    spec, source = checkpoint.spec, checkpoint.source
+    if not (source / "config.json").exists():
+        raise UnsupportedModelError(f"{source} is a GGUF file; give a directory with config.json and safetensors")
+    config = read_json(source / "config.json")
+    if spec.quantization is not None or config.get("quantization_config"):
+        raise UnsupportedModelError(f"{source} is quantized already; give the original model")
+    if not family_of_config(config).stored.is_ours or spec.mixture is not None or spec.latent is not None:
+        raise UnsupportedModelError(
+            f"{spec.family} cannot be quantized into a file yet: only dense models that store their matrices under "
+            "Llama's names; quantization='fp8' quantizes any model at load"
+        )
+    return config
+
+
+def _record(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> list[LayerInputs]:
+    assert request.data is not None
+    ids = load_tokenizer(checkpoint.text).encode("\n".join(request.data)[:_TEXT_CHARACTERS])
+    windows = windows_of(ids, _NUM_CALIBRATION_WINDOWS)
+    return record_inputs(decoder, windows, _stage(on_stage, "calibrate"))
+
+
+def _load(checkpoint: Checkpoint, device: str, progress: Progress = lambda done, total: None) -> Decoder:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return load_decoder(checkpoint, dtype=dtype, device=device, max_len=2048, progress=progress)
+
+
+def _scores(decoder: Decoder, checkpoint: Checkpoint, on_stage: OnStage, name: str) -> Scores:
+    ids = load_tokenizer(checkpoint.text).encode(embedded_text()[:_TEXT_CHARACTERS])
+    return score(decoder, windows_of(ids, NUM_WINDOWS), _stage(on_stage, name))
+
+
+def _write(
+    checkpoint: Checkpoint,
+    config: dict[str, Any],
+    request: Request,
+    inputs: list[LayerInputs] | None,
+    kept: frozenset[str],  # matrices that stay in 16 bits
+    output: OutputDirectory,
+    on_stage: OnStage,
+) -> None:
+    spec = checkpoint.spec
+    dtype, group_len = getattr(torch, spec.dtype), _group_len(spec)
+    device = torch.device(request.device)
+    output.add({name: checkpoint.tensor(name).to(dtype) for name in spec.outer_shapes()})
+    for index in range(spec.num_layers):
+        tensors = {name: checkpoint.tensor(name).to(device) for name in spec.layer_shapes(index)}
+        if inputs is not None:
+            _fold(spec, index, tensors, inputs[index], _choose_scales(request.kind, group_len))
+        for name, tensor in tensors.items():
+            if name.endswith("_proj.weight") and name not in kept:
+                weight = _quantized(tensor, request.kind, group_len, _importance(name, inputs, index))
+                output.add(stored_tensors(name, weight, dtype))
+            else:
+                output.add({name: tensor.to(dtype)})
+        on_stage("quantize", index + 1, spec.num_layers)
+    stated = quantization_config(
+        request.kind, group_len, ["lm_head", *sorted(name.removesuffix(".weight") for name in kept)]
+    )
+    output.write_json("config.json", config | {"quantization_config": stated})
+    _copy_others(checkpoint.source, output)
+
+
+def _stage(on_stage: OnStage, name: str) -> Progress:
+    return lambda done, total: on_stage(name, done, total or 0)
+
+
+def _group_len(spec: ModelSpec) -> int:
+    """The largest groups of four bits that divide the rows of all matrices: a config states one length."""
+    widths = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+    found = next((size for size in _GROUP_LENS if all(width % size == 0 for width in widths)), None)
+    if found is None:
+        raise UnsupportedModelError(f"rows of {widths} weights divide into no groups of {_GROUP_LENS[-1]} or more")
+    return found
+
+
+def _choose_scales(kind: Kind, group_len: int) -> ChooseScales | None:
+    if kind == "int8":
+        return smooth_scales
+    return functools.partial(aware_scales, group_len=group_len) if kind == "int4" else None
+
+
+def _fold(
+    spec: ModelSpec, index: int, tensors: dict[str, Tensor], inputs: LayerInputs, choose: ChooseScales | None
+) -> None:
+    for fold in folds_of(spec, index, inputs) if choose is not None else ():
+        assert choose is not None
+        apply(fold, tensors, choose)
+
+
+def _quantized(tensor: Tensor, kind: Kind, group_len: int, importance: Tensor | None) -> QuantizedWeight:
+    if kind == "int4":
+        return quantize_int4(tensor, group_len, importance=importance)
+    return quantize(tensor, kind)
+
+
+def _importance(name: str, inputs: list[LayerInputs] | None, index: int) -> Tensor | None:
+    """The mean squares of the inputs of `o_proj`, the one matrix without a fold."""
+    if inputs is None or not name.endswith("o_proj.weight"):
+        return None
+    return inputs[index].output.sample().square().mean(0)
+
+
+def _copy_others(source: Path, output: OutputDirectory) -> None:
+    """Copies the tokenizer, the chat template and other small files."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not any(path.match(pattern) for pattern in _NOT_COPIED):
+            output.copy(path)
+
+
+def _report(
+    request: Request,
+    output: OutputDirectory,
+    spec: ModelSpec,
+    kept: frozenset[str],
+    before: Scores | None,
+    after: Scores | None,
+) -> Report:
+    methods = {
+        "int8": "SmoothQuant",
+        "int4": "activation-aware scales, groups, searched clips",
+        "fp8": "round to nearest",
+    }
+    plain = {"int8": "round to nearest", "int4": "groups, searched clips", "fp8": "round to nearest"}
+    return Report(
+        kind=request.kind,
+        method=plain[request.kind] if request.data is None else methods[request.kind],
+        kept=tuple(sorted(kept)),
+        num_bytes=output.num_bytes,
+        num_bytes_before=spec.num_params * getattr(torch, spec.dtype).itemsize,
+        perplexity=None if after is None else after.perplexity,
+        perplexity_before=None if before is None else before.perplexity,
+        agreement=None if before is None or after is None else after.agreement(before),
+        evaluated_with="" if before is None else _evaluated_with(request),
+    )
+
+
+def _evaluated_with(request: Request) -> str:
+    if request.device == "cuda":
+        return "weights and activations as they are served, on a GPU"
+    return "quantized weights in float32 on a CPU; activations are not rounded"
+
+
+def read_texts(path: Path) -> list[str]:
+    """Reads texts to calibrate with: lines of JSON with `text`, `prompt` or `messages`, or plain lines."""
+    return [_text_of(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _text_of(line: str) -> str:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(content, dict):
+        return line
+    body = content.get("body", content)
+    if isinstance(body.get("messages"), list):
+        return "\n".join(str(message.get("content", "")) for message in body["messages"])
+    return str(body.get("text", body.get("prompt", line)))

@@ -1,0 +1,124 @@
+"""Decides which sequences get how many drafted tokens in a step, and learns from those that were accepted.
+
+    decoding, few sequences ──▶ wait for the steps in flight ──▶ drafts ──▶ one step verifies them ──▶ learn
+             │ many, or no drafts expected to pay
+             └────────────────▶ steps of one token each, submitted ahead as ever
+
+With N sequences a step of one token each costs 1 + N / free_rows (`Speculation`). One more drafted token of each adds
+N rows and `draft_cost`, and gains a token where it is accepted, along with all before it. So the j-th draft of a
+sequence pays if
+
+    acceptance ** j  >=  N / (free_rows + N) + draft_cost
+
+where `acceptance` is the share of the sequence's drafts that were accepted, the latest ones weighted most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.histogram import HistogramCounts
+from headrace.sched.ngrams import following_tokens
+from headrace.sched.slots import SlotTable
+from headrace.sched.stats import SchedulerStats
+from headrace.speculation import Speculation
+from headrace.steps import Drafts, IntArray
+from headrace.types import StructuredOutputs, TokenIds
+
+FIRST_ACCEPTANCE = 0.8  # assumed of a sequence until it has drafts of its own
+WEIGHT = 0.2  # of one draft against all before
+FORGETTING = 0.02  # share by which acceptance returns to the first one in a step without drafts: text changes
+MAX_PAUSE = 8  # steps without a lookup, at most, after several lookups that found nothing
+
+Lookup = Callable[[TokenIds, int], TokenIds]  # (known tokens, most to draft) -> drafted tokens
+
+
+class Drafting:
+    """Owns what is known of each slot's drafts: acceptance, and how many steps to wait before the next ones."""
+
+    def __init__(self, speculation: Speculation, slots: SlotTable, num_slots: int) -> None:
+        self._speculation = speculation
+        self._slots = slots
+        config = speculation.config
+        self.look_up: Lookup = lambda tokens, num_tokens: following_tokens(
+            tokens, num_tokens, shortest=config.lookup_min, longest=config.lookup_max
+        )
+        self._acceptance = np.full(num_slots, FIRST_ACCEPTANCE)
+        self._num_misses = np.zeros(num_slots, np.int64)  # lookups in a row that found nothing
+        self._pause = np.zeros(num_slots, np.int64)  # decode steps until the next drafts
+        self._may_draft = np.zeros(num_slots, np.bool_)
+        self._drafted = np.zeros(num_slots, np.int64)  # tokens in the step in flight
+        self._accepted_by_position = np.zeros(config.num_tokens, np.int64)
+
+    def enter(self, slot: int) -> None:
+        """A sequence enters the slot."""
+        sequence = self._slots.sequences[slot]
+        assert sequence is not None
+        outputs = sequence.request.params.structured_outputs
+        assert outputs is None or isinstance(outputs, StructuredOutputs)
+        # A matcher can go back over drafts, but the end of the reasoning before it cannot be undone; and a stop id that
+        # only the host knows would be found after the tokens that follow it.
+        is_known = slot not in self._slots.with_more_stops
+        self._may_draft[slot] = is_known and (outputs is None or outputs.reasoning is None)
+        self._acceptance[slot] = FIRST_ACCEPTANCE
+        self._num_misses[slot] = self._pause[slot] = 0
+
+    def is_due(self, slots: IntArray) -> bool:
+        """Whether any of the decoding slots is to get drafts now."""
+        return 0 < len(slots) <= self._speculation.max_seqs and bool(self._lens(slots).any())
+
+    def pass_step(self, slots: IntArray) -> None:
+        """A decode step without drafts is planned for these slots."""
+        if len(slots) <= self._speculation.max_seqs:
+            self._pause[slots] = np.maximum(self._pause[slots] - 1, 0)
+            self._acceptance[slots] += FORGETTING * (FIRST_ACCEPTANCE - self._acceptance[slots])
+
+    def propose(self, slots: IntArray) -> Drafts | None:
+        """The drafts of a step that decodes these slots, whose tokens are all known; None if there are none."""
+        lens = np.minimum(self._lens(slots), self._slots.end[slots] - self._slots.total[slots] - 1)
+        tokens = None if self._speculation.drafts_on_device else self._looked_up(slots, lens)
+        self.pass_step(slots[lens == 0])
+        return Drafts(lens, tokens) if lens.any() else None
+
+    def _lens(self, slots: IntArray) -> IntArray:
+        """How many drafts of each slot pay, by the rule above."""
+        num_seqs, speculation = len(slots), self._speculation
+        least = num_seqs / (speculation.free_rows + num_seqs) + speculation.draft_cost
+        acceptance = np.clip(self._acceptance[slots], 0.01, 0.99)
+        lens: IntArray = (np.log(min(least, 1.0)) / np.log(acceptance)).astype(np.int64)
+        lens[(self._pause[slots] > 0) | ~self._may_draft[slots]] = 0
+        return np.minimum(lens, min(speculation.config.num_tokens, speculation.max_rows // num_seqs - 1))
+
+    def _looked_up(self, slots: IntArray, lens: IntArray) -> IntArray:
+        """The drafted tokens of these slots; shortens `lens` to those that were found."""
+        found = []
+        for index, slot in enumerate(slots.tolist()):
+            if lens[index] == 0:
+                continue
+            tokens = self.look_up(self._slots.known_tokens(slot), int(lens[index]))
+            lens[index] = len(tokens)
+            found.append(tokens)
+            self._num_misses[slot] = 0 if len(tokens) else self._num_misses[slot] + 1
+            self._pause[slot] = min(self._num_misses[slot], MAX_PAUSE)
+        return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+
+    def planned(self, slots: IntArray, drafts: Drafts) -> None:
+        self._drafted[slots] = drafts.lens
+
+    def learn(self, slots: IntArray, num_sampled: IntArray, stats: SchedulerStats) -> None:
+        """Take in how many tokens a step with drafts gave to each slot: the accepted ones and one more."""
+        has_drafts = self._drafted[slots] > 0
+        slots, accepted = slots[has_drafts], num_sampled[has_drafts] - 1
+        drafted = self._drafted[slots]
+        num_tested = np.minimum(accepted + 1, drafted)  # those after the first rejected one say nothing
+        weight: npt.NDArray[np.float64] = 1.0 - (1.0 - WEIGHT) ** num_tested
+        self._acceptance[slots] += weight * (accepted / np.maximum(num_tested, 1) - self._acceptance[slots])
+        stats.num_drafts += len(slots)
+        stats.num_draft_tokens += int(drafted.sum())
+        stats.num_accepted_tokens += int(accepted.sum())
+        for position in range(int(accepted.max(initial=0))):
+            self._accepted_by_position[position] += int((accepted > position).sum())
+        stats.accepted_by_position = HistogramCounts(tuple(self._accepted_by_position.tolist()), 0.0)

@@ -1,0 +1,121 @@
+"""Quantized checkpoints: every layout is read as the numbers that it means, whole and in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.errors import UnsupportedModelError
+from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
+from headrace.models import load_decoder, open_checkpoint
+from headrace.models.quantized import kept_in_16_bits, read_quantization
+from headrace.models.weights.source import Slice
+from tests.models.quantized_checkpoints import LAYOUTS, compressed, write
+
+CPU = torch.device("cpu")
+Q, K, DOWN = (f"model.layers.1.{name}_proj.weight" for name in ("self_attn.q", "self_attn.k", "mlp.down"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_quantized_matrix_is_read_as_the_numbers_that_it_means(layout: str, tmp_path: Path) -> None:
+    expected = write(tmp_path, *LAYOUTS[layout])
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert set(checkpoint.weights.names()) == set(expected)
+    for name in (Q, DOWN, "model.norm.weight"):
+        assert torch.allclose(checkpoint.tensor(name), expected[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matrices_stay_quantized_when_they_are_joined_and_reordered(layout: str, tmp_path: Path) -> None:
+    expected = write(tmp_path, *LAYOUTS[layout])
+    source = open_checkpoint(str(tmp_path)).weights
+    joined = concatenate([source.quantized(name, CPU) for name in (Q, K)])
+    assert torch.allclose(dequantize(joined), torch.cat([expected[Q], expected[K]]), rtol=1e-6, atol=1e-7)
+    rows = torch.arange(256).view(-1, 2).flip(1).flatten()  # within blocks of rows
+    moved = take_rows(source.quantized(Q, CPU), rows)
+    assert torch.allclose(dequantize(moved), expected[Q][rows], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "gptq in activation order"])
+def test_a_rank_reads_its_part_as_stored(layout: str, tmp_path: Path) -> None:
+    expected = write(tmp_path, *LAYOUTS[layout])
+    source = open_checkpoint(str(tmp_path)).weights
+    for part in (Slice(range(128, 256)), Slice(range(256), range(128, 384))):
+        found = source.quantized(DOWN, CPU, part)
+        assert torch.allclose(dequantize(found), part.of(expected[DOWN]), rtol=1e-6, atol=1e-7)
+
+
+def test_a_part_that_cuts_through_groups_is_dequantized(tmp_path: Path) -> None:
+    expected = write(tmp_path, *LAYOUTS["gptq"])
+    source = open_checkpoint(str(tmp_path)).weights
+    part = Slice(range(256), range(16, 100))
+    assert source.quantized(DOWN, CPU, part) is None
+    out = torch.empty(256, 84)
+    source.fill(DOWN, out, part)
+    assert torch.allclose(out, part.of(expected[DOWN]), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("layout", ["compressed fp8 per channel", "gptq in activation order"])
+def test_a_cpu_computes_with_the_dequantized_weights(layout: str, tmp_path: Path) -> None:
+    write(tmp_path, *LAYOUTS[layout])
+    decoder = load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.float32)
+    from headrace.quantize.evaluate import score
+
+    assert score(decoder, torch.arange(64, dtype=torch.int32)[None]).perplexity > 1.0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gpu_keeps_the_weights_quantized_and_agrees_with_the_cpu(layout: str, tmp_path: Path) -> None:
+    from headrace.quantize.evaluate import prefill
+
+    write(tmp_path, *LAYOUTS[layout])
+    checkpoint = open_checkpoint(str(tmp_path))
+    ids = torch.arange(64, dtype=torch.int32)
+    exact = load_decoder(checkpoint, dtype=torch.float32)
+    found = load_decoder(checkpoint, dtype=torch.bfloat16, device="cuda")
+    kind = checkpoint.spec.quantization.kind
+    assert found.num_bytes < exact.num_bytes * {"fp8": 0.45, "int8": 0.45, "int4": 0.35}[kind]
+    with torch.inference_mode():
+        expected = exact.logits(prefill(exact, ids))
+        logits = found.logits(prefill(found, ids.cuda())).float().cpu()
+    assert float((logits - expected).norm() / expected.norm()) < (0.02 if kind == "int4" else 0.1)
+
+
+@pytest.mark.parametrize("kind", [Fp8Weight, Int8Weight, Int4Weight])
+def test_the_kind_of_a_layout_is_one_of_three(kind: type, tmp_path: Path) -> None:
+    layouts = {Fp8Weight: "fp8 per block", Int8Weight: "compressed int8", Int4Weight: "awq"}
+    write(tmp_path, *LAYOUTS[layouts[kind]])
+    assert isinstance(open_checkpoint(str(tmp_path)).weights.quantized(Q, CPU), kind)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"quant_method": "bitsandbytes"}, "its method is none of"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "packing is 'gemv'"),
+        ({"quant_method": "gptq", "bits": 3}, "have 3 bits"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"blocks of \[64, 64\]"),
+        (compressed(2, "int", "group", inputs=False), "weights of 2 bits"),
+        (compressed(4, "int", "group", inputs=True), "activations of four bits"),
+        (compressed(8, "int", "channel", inputs=True) | {"format": "marlin-24"}, "marlin-24"),
+        (compressed(8, "int", "channel", inputs=True) | {"sparsity_config": {"format": "sparse-24"}}, "sparse"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused_with_its_reason(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        read_quantization(config)
+
+
+def test_weights_alone_in_eight_bits_are_dequantized(tmp_path: Path) -> None:
+    _, pack = LAYOUTS["compressed fp8 per channel"]
+    write(tmp_path, compressed(8, "float", "channel", inputs=False), pack)
+    assert open_checkpoint(str(tmp_path)).weights.quantized(Q, CPU) is None
+
+
+def test_quantizing_keeps_the_down_projections_that_cost_most() -> None:
+    layers = {count: sorted(int(name.split(".")[2]) for name in kept_in_16_bits(count)) for count in (2, 16, 30, 80)}
+    assert layers == {2: [1], 16: [0, 15], 30: [0, 1, 2, 29], 80: [0, 1, 2, 79]}

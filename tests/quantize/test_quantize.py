@@ -1,0 +1,156 @@
+"""`headrace quantize`: what it writes is the same model with fewer bits, and appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.cli.main import main
+from headrace.errors import ConfigError, UnsupportedModelError
+from headrace.kernels.quantized import Kind, dequantize, quantize
+from headrace.models import Decoder, load_decoder, open_checkpoint
+from headrace.quantize.calibrate import record_inputs
+from headrace.quantize.evaluate import prefill, score
+from headrace.quantize.folding import apply, aware_scales, folds_of, smooth_scales
+from headrace.quantize.output import OutputDirectory
+from headrace.quantize.quantize import Request, quantize_checkpoint, read_texts
+from tests.engine.tiny import save_model
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+TEXT = [f"line {number} of a text to calibrate with" for number in range(200)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(directory)
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_matrices_are_written_as_they_are_rounded(kind: Kind, model: Path, tmp_path: Path) -> None:
+    quantize_checkpoint(Request(str(model), kind, tmp_path / "out", evaluates=False))
+    before, after = open_checkpoint(str(model)), open_checkpoint(str(tmp_path / "out"))
+    assert after.spec.quantization is not None and after.spec.quantization.kind == kind
+    assert torch.allclose(after.tensor(Q), dequantize(quantize(before.tensor(Q), kind)), rtol=1e-2, atol=1e-3)
+    assert torch.equal(after.tensor("model.norm.weight"), before.tensor("model.norm.weight"))
+    kept = "model.layers.2.mlp.down_proj"  # of the last layer
+    assert torch.equal(after.tensor(f"{kept}.weight"), before.tensor(f"{kept}.weight"))
+    assert after.weights.quantized(f"{kept}.weight", torch.device("cpu")) is None
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == ["lm_head", kept]
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "min_agreement"), [("int8", "SmoothQuant", 0.5), ("int4", "activation-aware", 0.1)]
+)
+def test_the_report_has_the_loss_before_and_after(
+    kind: Kind, method: str, min_agreement: float, model: Path, tmp_path: Path
+) -> None:
+    stages: set[str] = set()
+    request = Request(str(model), kind, tmp_path / "out", data=TEXT)
+    report = quantize_checkpoint(request, lambda name, done, total: stages.add(name))
+    assert report.perplexity and report.perplexity_before and report.agreement
+    assert method in report.method and report.agreement > min_agreement
+    assert json.loads((tmp_path / "out" / "headrace_quantize.json").read_text()) == json.loads(
+        json.dumps(report.as_json())
+    )
+    assert stages == {"load", "evaluate the original", "calibrate", "quantize", "evaluate the quantized model"}
+
+
+@pytest.fixture(scope="module")
+def decoder(model: Path) -> Decoder:
+    return load_decoder(open_checkpoint(str(model)), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("is_int4", [False, True])
+def test_folded_scales_leave_the_model_as_it_is(is_int4: bool, model: Path, decoder: Decoder) -> None:
+    checkpoint = open_checkpoint(str(model))
+    inputs = record_inputs(decoder, torch.arange(64, dtype=torch.int32)[None])
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.spec.layer_shapes(1)}
+    x = torch.randn(5, checkpoint.spec.hidden_size)
+    expected = mlp(tensors, x)
+    for fold in folds_of(checkpoint.spec, 1, inputs[1]):
+        apply(fold, tensors, (lambda m, i: aware_scales(m, i, 32)) if is_int4 else smooth_scales)
+    assert not torch.equal(
+        tensors["model.layers.1.mlp.down_proj.weight"], checkpoint.tensor("model.layers.1.mlp.down_proj.weight")
+    )
+    assert torch.allclose(mlp(tensors, x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def mlp(tensors: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """A layer's MLP after its norm, without the norm's division, which folding does not touch."""
+    prefix = "model.layers.1."
+    x = x * tensors[prefix + "post_attention_layernorm.weight"]
+    gate, up, down = (tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return (torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+
+
+def test_recorded_inputs_are_those_of_the_model(decoder: Decoder) -> None:
+    ids = torch.arange(40, dtype=torch.int32)
+    inputs = record_inputs(decoder, ids[None])
+    embedded = decoder.layers[0].attention_norm.plain(decoder.embeddings(ids))
+    assert torch.allclose(inputs[0].qkv.largest, embedded.abs().amax(0), rtol=1e-5)
+    assert torch.allclose(prefill(decoder, ids), prefill(decoder, ids))
+
+
+def test_a_model_agrees_with_itself(decoder: Decoder) -> None:
+    windows = torch.arange(64, dtype=torch.int32).view(2, 32)
+    scores = score(decoder, windows)
+    assert scores.agreement(score(decoder, windows)) == 1.0
+
+
+def test_an_output_directory_appears_when_it_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "of a run that died").touch()
+    output = OutputDirectory(tmp_path / "out", max_file_bytes=500)
+    for name in "abc":
+        output.add({name: torch.ones(100)})
+    output.complete()
+    assert not (tmp_path / "out").exists()
+    output.publish()
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [*(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)), "model.safetensors.index.json"]
+    assert not (tmp_path / "out.partial").exists()
+    with pytest.raises(ConfigError, match="exists already"):
+        OutputDirectory(tmp_path / "out")
+
+
+def test_a_quantized_model_and_a_mixture_are_refused(model: Path, tmp_path: Path) -> None:
+    quantize_checkpoint(Request(str(model), "int4", tmp_path / "out", evaluates=False))
+    with pytest.raises(UnsupportedModelError, match="quantized already"):
+        quantize_checkpoint(Request(str(tmp_path / "out"), "fp8", tmp_path / "again"))
+    save_model(tmp_path / "mixture", "qwen3_moe")
+    with pytest.raises(UnsupportedModelError, match="only dense models"):
+        quantize_checkpoint(Request(str(tmp_path / "mixture"), "fp8", tmp_path / "again"))
+    assert not (tmp_path / "again").exists()
+
+
+def test_texts_are_read_from_prompts_messages_and_plain_lines(tmp_path: Path) -> None:
+    lines = ['{"prompt": "one"}', '{"messages": [{"role": "user", "content": "two"}]}', "", "three"]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    assert read_texts(tmp_path / "data.jsonl") == ["one", "two", "three"]
+
+
+def test_the_command_prints_the_loss(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", str(model), "--to", "int8", "-o", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "perplexity" in printed and "agreement" in printed and "activations are not rounded" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_transformers_reads_the_same_weights(kind: Kind, model: Path, tmp_path: Path) -> None:
+    compressors = pytest.importorskip("compressed_tensors")
+    assert compressors is not None
+    import transformers
+
+    quantize_checkpoint(Request(str(model), kind, tmp_path / "out", evaluates=False))
+    config = transformers.CompressedTensorsConfig(run_compressed=False)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", quantization_config=config)
+    ours = open_checkpoint(str(tmp_path / "out")).tensor(Q)
+    assert torch.allclose(theirs.state_dict()[Q].float(), ours, rtol=1e-2, atol=1e-3)
