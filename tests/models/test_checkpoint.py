@@ -170,7 +170,7 @@ def test_the_rotary_table_is_no_longer_than_the_engine_needs(tmp_path: Path) -> 
     checkpoint = open_checkpoint(write(tmp_path, None), load_format="random")
     decoder = load_decoder(checkpoint, dtype=torch.float32, load_format="random", max_len=20)
     assert decoder.max_len == 20
-    assert all(layer.attention.cos_sin.shape == (20, 8) for layer in decoder.layers)
+    assert all(layer.mixer.cos_sin.shape == (20, 8) for layer in decoder.layers)
 
 
 def test_a_load_format_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "stop": {"stop": ""},
     "stops": {"stop": ["x"] * 17},
     "stop number": {"stop": [1]},
-    "stop ids": {"stop_token_ids": list(range(40))},
+    "stop ids": {"stop_token_ids": list(range(40)), "min_tokens": 1},
     "bias": {"logit_bias": {"x": 1}},
     "bias type": {"logit_bias": [1]},
     "bias of no token": {"logit_bias": {"999999": 1}},

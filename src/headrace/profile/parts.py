@@ -53,6 +53,15 @@ OWN_KERNELS: dict[str, Part] = {
     "_gated_rows": "gemm",
     "_gate_up": "gemm",  # experts of few tokens
     "_down": "gemm",
+    "_multiply_int4": "gemm",
+    "_multiply_scaled": "gemm",
+    "_bidirectional": "prefill_attention",
+    "_rotate": "cache",  # of encoders, which have no cache
+    "_quantize_groups": "elementwise",
+    "_quantize_int8": "elementwise",
+    "_widen": "elementwise",
+    "_sum_over_peers": "collectives",
+    "_accept": "inputs",  # drafts
     "_prefill": "prefill_attention",
     "_decode": "decode_attention",
     "_shared": "decode_attention",

@@ -42,7 +42,7 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES}, TEXT: {"promp
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": "x" * 2000}, "stop"),
         ({"stop": [1]}, "stop[0]"),
-        ({"stop_token_ids": list(range(40))}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(40)), "min_tokens": 1}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),

@@ -60,7 +60,7 @@ class Int4Linear:
         tiles = (triton.cdiv(self._num_columns, columns), triton.cdiv(num_rows, rows))
         splits = _num_splits(tiles[0] * tiles[1], num_blocks)
         partial = torch.empty((splits if splits > 1 else 0, *out.shape), dtype=torch.float32, device=x.device)
-        _multiply[(tiles[0], splits, tiles[1])](
+        _multiply_int4[(tiles[0], splits, tiles[1])](
             x,
             self._packed,
             self._scales,
@@ -207,7 +207,7 @@ def _matrix(words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, like, IS_INTE
 
 
 @triton.jit(do_not_specialize=["num_rows", "blocks_per_split", "num_splits"])
-def _multiply(
+def _multiply_int4(
     x,  # [T, width]
     packed,
     scales,
