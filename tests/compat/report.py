@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from textwrap import wrap
 from typing import Any
 
+WIDTH = 120  # of lines in the docs
 PASSED, NO_REASON = "passed", "no reason yet"
 KINDS = {  # of tests that do not pass, in the order of the page
     NO_REASON: "Failed",
@@ -136,7 +138,7 @@ def _part(project: Project) -> Iterator[str]:
         if each.kind == PASSED:
             by_file[each.result.file].append(each.result)
     for file, results in by_file.items():
-        yield f"- `{file}`: {_tests(results)}"
+        yield from _item(f"- `{file}`: {_tests(results)}")
     yield ""
 
 
@@ -149,10 +151,16 @@ def _not_passed(title: str, judged: Sequence[Judged]) -> Iterator[str]:
     last = None
     for (reason, file), results in sorted(by_reason.items(), key=lambda item: item[0]):
         if reason != last:
-            yield f"- {reason or 'no reason is written down'}:"
+            yield from _item(f"- {reason or 'no reason is written down'}:")
             last = reason
-        yield f"    - `{file}`: {_tests(results)}"
+        yield from _item(f"    - `{file}`: {_tests(results)}")
     yield ""
+
+
+def _item(text: str) -> list[str]:
+    """An item of a list, in lines that fit."""
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _tests(results: Sequence[Result]) -> str:

@@ -34,7 +34,7 @@ MODEL_FILE, TOKENIZER, LOG = BUILD / "model.gguf", BUILD / "tokenizer", BUILD / 
 PAGE = ROOT / "docs/compatibility.md"
 PACKAGES = (
     *("anthropic==2.8.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
-    *("regex", "requests", "fastapi", "prometheus-client"),
+    *("pybase64", "regex", "requests", "fastapi", "prometheus-client"),
 )
 MODEL, MAX_MODEL_LEN, SHORT_LEN = "smollm2", 16384, 1536
 FILE_TIMEOUT_S = 900.0
@@ -68,7 +68,8 @@ def prepare() -> Path:
     if stamp.exists() and json.loads(stamp.read_text()) == list(PACKAGES):
         return python
     print(f"installing {' '.join(PACKAGES)} ...", flush=True)
-    venv.create(BUILD / "venv", with_pip=True)
+    if not python.exists():
+        venv.create(BUILD / "venv", with_pip=True)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     parent = BUILD / f"venv/lib/{version}/site-packages/parent_environment.pth"
     parent.write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")

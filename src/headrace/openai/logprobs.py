@@ -156,12 +156,12 @@ def completion_lists(
 
 
 def _most_likely(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, as_ids: bool) -> dict[str, float]:
-    """The k most likely tokens, and the chosen one if it is not among them: k or k + 1 entries, as in OpenAI's API.
-    Keys are names; of two tokens with the same text the more likely one is kept."""
-    found: dict[str, float] = {}
+    """The chosen token, then the k most likely: k or k + 1 entries, as in OpenAI's API, in vLLM's order. Keys are
+    names; of two tokens with the same text the more likely one is kept."""
+    found = {token_name(entry.token_id, tokenizer, as_ids=as_ids): max(MIN_LOGPROB, entry.logprob)}
     for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
-        found.setdefault(token_name(token_id, tokenizer, as_ids=as_ids), max(MIN_LOGPROB, logprob))
-    found.setdefault(token_name(entry.token_id, tokenizer, as_ids=as_ids), max(MIN_LOGPROB, entry.logprob))
+        name = token_name(token_id, tokenizer, as_ids=as_ids)
+        found[name] = max(found.get(name, MIN_LOGPROB), logprob)
     return found
 
 
