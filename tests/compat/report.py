@@ -23,9 +23,10 @@ OWN_CODE = "uses the project's own code"  # as the adapter says it
 
 
 _INTRODUCTION = """\
-The server tests of vLLM and SGLang, run against `headrace serve`: only the command that starts the server and the model
-are changed. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY` writes this page from checkouts of the two projects; the
-reasons are in `tests/compat/scope.toml`.
+The server tests of vLLM and SGLang, run against `headrace serve`. Their files are not changed. An adapter starts the
+server with another model, leaves out flags of types, GPUs, LoRA and images, limits contexts to 1,536 tokens in most
+files, and runs tests that are marked to be skipped on other hardware. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY`
+writes this page from checkouts of the two projects; the reasons are in `tests/compat/scope.toml`.
 
 Headrace {version}, {date}. The model of every test is SmolLM2-135M-Instruct, with a chat template that shows tools, on
 a CPU. Tests that expect words, token counts or the reasoning of another model cannot pass with it."""
