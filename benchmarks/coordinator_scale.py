@@ -184,7 +184,7 @@ class Cluster:
             return Engine(
                 client=cast(Any, client),
                 settings=self._settings,
-                spec=cast(ModelSpec, SimpleNamespace(vocab_size=MAX_MODEL_LEN)),
+                spec=cast(ModelSpec, SimpleNamespace(vocab_size=MAX_MODEL_LEN, pooler=None, is_encoder=False)),
                 tokenizer=self._tokenizer,
                 eos_token_ids=(),
                 model_name="fake",

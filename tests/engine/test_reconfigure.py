@@ -134,7 +134,7 @@ def test_the_old_settings_are_restored_if_a_start_fails(own: LLM, monkeypatch: p
     settings, before = own.settings, tokens(own)
     start_runner = start.start_runner
 
-    def without_memory(*arguments: Any) -> Any:
+    def without_memory(*arguments: Any, **named: Any) -> Any:
         cache = torch.empty(1 << 20)  # noqa: F841  the frame of the error refers to it
         monkeypatch.setattr(start, "start_runner", start_runner)
         raise ConfigError("no memory")
@@ -221,9 +221,9 @@ def test_the_old_cache_is_freed_before_the_new_one_is_allocated(own: LLM, monkey
     seen = []
     start_runner = start.start_runner
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         seen.append(_tensor_bytes())
-        return start_runner(*arguments)
+        return start_runner(*arguments, **named)
 
     monkeypatch.setattr(start, "start_runner", counted)
     own.reconfigure(**FIRST)
@@ -252,9 +252,9 @@ def test_a_decoder_of_another_length_is_as_if_loaded_with_it(tmp_path: Path, fam
     resized = with_max_len(long, 20)
     assert resized.max_len == short.max_len == 20
     for ours, theirs in zip(resized.layers, short.layers, strict=True):
-        assert torch.equal(ours.attention.cos_sin, theirs.attention.cos_sin)
-        assert ours.attention.window == theirs.attention.window
-        scales = ours.attention.query_scales, theirs.attention.query_scales
+        assert torch.equal(ours.mixer.cos_sin, theirs.mixer.cos_sin)
+        assert ours.mixer.window == theirs.mixer.window
+        scales = ours.mixer.query_scales, theirs.mixer.query_scales
         assert scales == (None, None) or torch.equal(*scales)  # type: ignore[arg-type]
     assert resized.head is long.head
     assert with_max_len(long, 400) is long

@@ -383,7 +383,7 @@ REFUSED_EMBEDDINGS: dict[str, dict[str, Any]] = {
     "dimensions": {"dimensions": 16},
     "dimensions type": {"dimensions": "small"},
     "unknown": {"encoding": "float"},
-    "unsupported": {"truncation_side": "right"},
+    "unsupported": {"prompt_embeds": "AAAA"},
     "names of completions": {"prompt": "hi"},
     "salt": {"cache_salt": ""},
     "salt type": {"cache_salt": 5},

@@ -156,7 +156,8 @@ def test_abort_and_leaving_free_the_blocks(engines: tuple[AsyncEngine, AsyncEngi
 def test_refusals_are_the_same(engines: tuple[AsyncEngine, AsyncEngine]) -> None:
     async def ask(engine: AsyncEngine) -> list[str]:
         refusals = []
-        for prompt, params in (("a" * 600, GREEDY), ("abc", SamplingParams(stop_token_ids=list(range(1, 17))))):
+        stops = SamplingParams(stop_token_ids=list(range(1, 17)), min_tokens=1)
+        for prompt, params in (("a" * 600, GREEDY), ("abc", stops)):
             with pytest.raises(RequestError) as caught:
                 await outputs(engine, prompt, params)
             refusals.append((str(caught.value), caught.value.param, caught.value.code))

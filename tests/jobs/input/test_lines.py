@@ -364,7 +364,11 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
         "logprobs must be true or false or",
     ),
     "a penalty too large": ({"prompt": "a", "presence_penalty": 3}, "invalid_request", "between -2 and 2, got 3"),
-    "a bias of no token": (chat(logit_bias={"a": 1}), "invalid_request", "logit_bias must be an integer, got 'a'"),
+    "a bias of no token": (
+        chat(logit_bias={"a": 1}),
+        "invalid_request",
+        "the keys of logit_bias must be token ids, got a",
+    ),
     "a bias too large": (chat(logit_bias={"5": 200}), "invalid_request", "between -100 and 100, got 200"),
     "a list of biases": (chat(logit_bias=[5]), "invalid_type", "logit_bias must be an object, got a list"),
     "no allowed tokens": ({"prompt": "a", "allowed_token_ids": []}, "invalid_request", "at least one token id"),

@@ -33,7 +33,7 @@ def start(config: EngineConfig, deliver: Deliver) -> Engine:
     return Engine(
         client=process,
         settings=process.wait_until_ready().settings,
-        spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE)),
+        spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE, pooler=None, is_encoder=False)),
         tokenizer=None,
         eos_token_ids=(EOS,),
         model_name="fake",

@@ -81,7 +81,7 @@ def test_every_line_ends_as_one_answer_or_one_error(write_lines: WriteLines, sta
         chat("b"),
         {"prompt": "x" * 600},
         {"prompt": "", "id": "c"},
-        {"prompt": "a", "stop_token_ids": list(range(16))},
+        {"prompt": "a", "stop_token_ids": list(range(16)), "min_tokens": 1},
     )
     report, lines = run(source, start)
     assert report.exit_code == 3

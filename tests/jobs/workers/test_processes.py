@@ -65,7 +65,7 @@ class ProcessStart:
         return Engine(
             client=process,
             settings=settings,
-            spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE)),
+            spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE, pooler=None, is_encoder=False)),
             tokenizer=None,
             eos_token_ids=(EOS,),
             model_name="fake",

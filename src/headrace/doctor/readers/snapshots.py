@@ -26,8 +26,8 @@ _GAUGES = {
     ),
 }
 _DRAFTS = {
-    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
-    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
+    "draft_tokens": "spec_decode_num_draft_tokens_total",
+    "accepted_tokens": "spec_decode_num_accepted_tokens_total",
 }
 _FINISHED = ("headrace:requests_finished_total", "vllm:request_success_total")
 _ENGINE_TIME = "headrace:engine_seconds_total"
@@ -137,7 +137,7 @@ def evidence_of_snapshots(
         # A series that appears in the interval began at 0.
         **{field: later[name] - earlier.get(name, 0.0) for field, name in _COUNTED.items() if name in later},
         **{field: _gauge(old, new, names, field) for field, names in _GAUGES.items()},
-        **{field: _growth(old, new, name) for field, name in _DRAFTS.items()},
+        **{field: _drafts(old, new, name) for field, name in _DRAFTS.items()},
         **_from_histograms(old, new),
     }
     evidence = Evidence(
@@ -206,6 +206,11 @@ def _gauge(old: Snapshot, new: Snapshot, names: Sequence[str], field: str) -> fl
                 return max(max(values) for values in pages)
             return sum(map(sum, pages)) / 2
     return None
+
+
+def _drafts(old: Snapshot, new: Snapshot, name: str) -> float | None:
+    own = _growth(old, new, f"headrace:{name}")
+    return _growth(old, new, f"vllm:{name}") if own is None else own
 
 
 def _growth(old: Snapshot, new: Snapshot, name: str) -> float | None:
