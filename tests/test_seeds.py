@@ -76,6 +76,7 @@ def run_failing(directory: Path, seed: int) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stdout.splitlines() if line.startswith(("numbers", "example"))]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_failure_names_its_seed_and_the_seed_repeats_it(tmp_path: Path) -> None:
     printed, found = run_failing(tmp_path / "once", 41)

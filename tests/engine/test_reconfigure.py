@@ -206,6 +206,7 @@ def _tensor_bytes() -> int:
     return sum(storages.values())
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(own: LLM) -> None:
     tokens(own)
     before = _tensor_bytes()

@@ -22,6 +22,7 @@ def ask(llm: LLM, question: str, **params: Any) -> str:
     return output.outputs[0].text
 
 
+@pytest.mark.slow
 def test_json_follows_its_schema(smollm: LLM) -> None:
     params = [
         SamplingParams(max_tokens=250, seed=i, temperature=i % 3 / 2, structured_outputs=StructuredOutputs(json=schema))

@@ -113,6 +113,7 @@ def test_a_killed_engine_fails_its_requests_and_is_restarted(
         os.kill(first, 0)
 
 
+@pytest.mark.slow
 def test_an_engine_that_sleeps_has_no_process_and_refuses_requests_until_it_is_woken(
     start: Start, inbox: Inbox, failures: list[str]
 ) -> None:

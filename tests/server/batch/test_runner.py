@@ -38,6 +38,7 @@ def wait_until_submitted(engine: LimitedEngine) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_cancelled_batch_keeps_what_is_done(client: openai.OpenAI, engine: LimitedEngine) -> None:
     long = [line(f"long-{number}", max_tokens=400, ignore_eos=True) for number in range(30)]
     batch = create(client, [line("short"), *long])
@@ -192,6 +193,7 @@ def test_a_batch_goes_on_after_a_restart_of_the_server(
         assert results(client, batch.output_file_id).keys() == {each["custom_id"] for each in lines}
 
 
+@pytest.mark.slow
 def test_other_requests_go_before_the_lines_of_a_batch(client: openai.OpenAI, engine: LimitedEngine) -> None:
     batch = create(client, [line(str(number), max_tokens=400, ignore_eos=True) for number in range(40)])
     while engine.stats.scheduler.num_running < 4:  # all slots

@@ -325,6 +325,7 @@ def test_an_odd_name_is_shown_as_it_is(engine: LimitedEngine) -> None:
     with_server(engine, body)
 
 
+@pytest.mark.slow
 def test_the_page_recovers_after_a_restart_of_the_server(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
         port = made.client.base_url.port

@@ -76,6 +76,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_requests_stay_with_their_prefix_until_its_server_is_killed(tiny_directory: Path) -> None:
     serve = ("serve", str(tiny_directory), "--port", "0", "--served-model-name", "tiny", "--max-num-seqs", "8")
     with ExitStack() as stack:
