@@ -27,6 +27,7 @@ from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
 __all__ = [
+    "GATED",
     "Fp8Rows",
     "LayerCache",
     "LayerState",
@@ -144,7 +145,7 @@ def gated_linear(linear: PackedLinear, x: Rows, activation: str, *, as_fp8: bool
         if rows.device.type == "cuda" and kernels.fuses_gate(linear, activation):
             out: Tensor = kernels.gated_linear(linear, x, activation)
             return out
-    return _GATED[activation](linear(x), as_fp8=as_fp8)
+    return GATED[activation](linear(x), as_fp8=as_fp8)
 
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
@@ -157,10 +158,10 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
 def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str) -> Rows:  # [T, K] -> [R, N / 2]
     """Multiplies each route's token by gate and up of its expert, and applies the activation, in the type that a second
     layer of the same kind takes."""
-    if x.device.type == "cuda" and not up.takes_fp8 and activation != "clamped_silu":
+    if x.device.type == "cuda" and not up.takes_fp8 and activation in ("silu", "gelu_tanh"):
         out: Tensor = kernels_for(x.device, x.dtype).gated_experts(up, x, routes, activation)
         return out
-    return _GATED[activation](up(x, routes), as_fp8=up.takes_fp8)
+    return GATED[activation](up(x, routes), as_fp8=up.takes_fp8)
 
 
 def sum_routes(x: Tensor, num_chosen: int) -> Tensor:  # [T * num_chosen, H] -> [T, H]
@@ -450,7 +451,7 @@ def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [
     return out
 
 
-_GATED = {
+GATED = {  # activations of a gate, multiplied by up
     "silu": silu_and_mul,
     "clamped_silu": clamped_silu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,

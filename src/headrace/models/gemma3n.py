@@ -44,8 +44,8 @@ class AltUp:
     def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:  # [N, T, H], [T, H] -> [N, T, H]
         """Adds what the layer computed beyond its prediction to every stream, each with its own weight."""
         weights = F.linear(self._modalities(computed), self.corrections) + 1.0  # [T, N]
-        news = (computed - predicted[0]).float()
-        return (news * weights.t()[:, :, None] + predicted).to(predicted.dtype)
+        change = (computed - predicted[0]).float()
+        return (change * weights.t()[:, :, None] + predicted).to(predicted.dtype)
 
     def _modalities(self, x: Tensor) -> Tensor:  # [T, H] -> [T, N] float32
         routed = F.linear(self.router_norm.plain(x).float() / x.shape[1], self.router)

@@ -13,7 +13,6 @@ from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
-GATED = {"silu": ops.silu_and_mul, "clamped_silu": ops.clamped_silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
 PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from headrace.dist.collectives import TensorGroup
 from headrace.dist.mesh import Span
 from headrace.kernels import ops
-from headrace.models.layers import GATED, PLAIN, Mlp
+from headrace.models.layers import PLAIN, Mlp
 from headrace.models.spec import Activation, Routing
 
 
@@ -95,7 +95,7 @@ class Mixture:
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, I or 2 * I]
         if self.up_bias is not None:
             wide += self.up_bias[_experts_of(routes)]
-        return (GATED if self.is_gated else PLAIN)[self.activation](wide, as_fp8=self.down.takes_fp8)
+        return (ops.GATED if self.is_gated else PLAIN)[self.activation](wide, as_fp8=self.down.takes_fp8)
 
     def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
         out = shared(x)

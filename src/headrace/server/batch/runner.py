@@ -39,7 +39,7 @@ from headrace.server.batch.results import Written, write_results
 from headrace.server.batch.store import BatchStore, StoreFullError
 from headrace.server.batch.validation import validate
 
-POLL_S = 1.0  # between two rounds of the clerk without news
+POLL_S = 1.0  # between two rounds in which nothing was done
 RETRY_S = 5.0  # after a failure that may pass: a full disk, an engine that restarts
 JOIN_S = 20.0  # for the threads to end, lines in flight included
 OUTPUT_LIFE_S = 30 * 24 * 3600
@@ -138,7 +138,7 @@ class BatchRunner:
     # ---- threads
 
     def _loop(self, step: Callable[[], bool]) -> None:
-        """Repeat a step. It returns whether it did something; if not, wait for news."""
+        """Repeat a step. It returns whether it did something; if not, wait to be woken."""
         while not self._closing.is_set():
             with self._has_work:
                 seen = self._num_wakes
