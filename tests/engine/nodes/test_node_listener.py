@@ -47,7 +47,7 @@ def test_a_node_joins_after_connections_that_were_refused(node_0: Node0, link: N
     membership = host_of(node_0)._try_to_join()
     silent.close()
     assert membership.joined == wire.Joined(first_rank=1, num_ranks=1, size=2)
-    assert link.has_joined and link.node.address == "127.0.0.1"
+    assert link._has_joined_in(60) and link.node.address == "127.0.0.1"
     membership.channel.close()
     assert link._joined is not None
     link._joined.channel.close()  # as its thread does
