@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -66,7 +67,9 @@ def _gpu(name: str) -> GpuFacts:
     found = find_gpu(name)
     if not found.runs_headrace:
         raise ConfigError(f"--gpu {name}: Headrace runs on NVIDIA GPUs")
-    return GpuFacts(found.title, found.memory_bytes, found.memory_bytes, found.capability)
+    has_flash = find_spec("fa3_fwd") is not None  # as where the kernels will run
+    memory = found.memory_bytes
+    return GpuFacts(found.title, memory, memory, found.capability, has_flash_attention=has_flash)
 
 
 def _compile(config: EngineConfig, gpu: GpuFacts, num_processes: int) -> int:

@@ -76,7 +76,7 @@ class CompileAhead:
     """The parent's end: owns the child."""
 
     def __init__(self, order: Order) -> None:
-        self._log = tempfile.TemporaryFile()  # a pipe that nobody reads could fill up
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`; a pipe that nobody reads could fill up
         environment = child_environment() | {"CUDA_VISIBLE_DEVICES": ""}  # it needs no GPU
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -133,7 +133,8 @@ def main() -> None:
     die_with(order.parent)
 
     def tell(done: int, total: int) -> None:
-        print(done, total, flush=True)
+        sys.stdout.write(f"{done} {total}\n")
+        sys.stdout.flush()
 
     compile_start(order.config, order.gpu, num_processes=order.num_processes, progress=tell)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.drafts import load_draft, open_draft
+from headrace.engine.dry_steps import run_steps
 from headrace.engine.opening import open_model
 from headrace.engine.resolve import resolve_here
 from headrace.engine.runners import load_model, measure_step, start_runner
@@ -57,7 +58,9 @@ def _start(checkpoint: Checkpoint, draft: Checkpoint | None, settings: Settings)
     decoder = load_model(_without_values(checkpoint), settings, ignore_stage)
     drafting = None if draft is None else load_draft(_without_values(draft), settings)
     measure_step(decoder, settings)
-    start_runner(decoder, settings, 0, draft=drafting)
+    runner = start_runner(decoder, settings, 0, draft=drafting)
+    if checkpoint.spec.pooler is None and not checkpoint.spec.is_encoder:
+        run_steps(runner, settings, checkpoint.spec)
 
 
 def with_few_layers(spec: ModelSpec, *, at_least: int = 1) -> ModelSpec:

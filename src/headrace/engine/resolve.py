@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
+from headrace.engine.attention import choose_attention
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.speculating import choose_speculation
@@ -130,6 +131,7 @@ class Resolver:
             enable_expert_parallel=config.enable_expert_parallel,
             nnodes=config.nnodes,
             kv_dtype=kv_dtype,
+            attention_backend=self._attention_backend(dtype),
             load_format=config.load_format,
             num_threads=threads.num_threads,
             cpu_affinity=threads.cpu_affinity,
@@ -293,6 +295,14 @@ class Resolver:
         self._check_fp8(f"kv_cache_dtype={given!r}")
         self._note("kv_cache_dtype", "float8_e4m3fn", "as set: twice the tokens, half the bytes to read")
         return "float8_e4m3fn"
+
+    def _attention_backend(self, dtype: str) -> str:
+        chosen = choose_attention(
+            self._config.attention_backend, self._spec, dtype, self._facts.gpu if self._on_gpu else None
+        )
+        if self._on_gpu:
+            self._note("attention_backend", chosen.name, chosen.reason)
+        return chosen.name
 
     def _check_fp8(self, what: str) -> None:
         gpu = self._facts.gpu

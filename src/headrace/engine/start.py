@@ -327,7 +327,13 @@ def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -
 
 def _read_facts(config: EngineConfig) -> MachineFacts:
     facts = read_facts()
-    return facts if config.device == "cpu" else replace(facts, gpu=read_gpu(), num_gpus=num_gpus())
+    gpu = None if config.device == "cpu" else read_gpu()
+    if gpu is None:
+        return facts
+    from headrace.kernels.gpu import flash  # imports triton
+
+    gpu = replace(gpu, has_flash_attention=flash.is_available())
+    return replace(facts, gpu=gpu, num_gpus=num_gpus())
 
 
 def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder | Encoder:

@@ -98,11 +98,13 @@ _NOTHING = SimpleNamespace(
 def record_launches() -> Iterator[list[Launch]]:
     """Launches inside the block compile and run nothing; the list has each different one once, in order."""
     launches: list[Launch] = []
+    recorded: list[tuple[dict[str, Any], str]] = []  # where Triton looks up kernels, and the key
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         launches.append(Launch(fn.module, fn.name, compile["specialization_data"]))
         kernels = fn.jit_function.device_caches[compile["device"]][0]
         kernels[compile["key"]] = _NOTHING
+        recorded.append((kernels, compile["key"]))
         return True  # it is taken care of: Triton does not compile it
 
     before = triton.knobs.runtime.jit_cache_hook
@@ -111,6 +113,8 @@ def record_launches() -> Iterator[list[Launch]]:
         yield launches
     finally:
         triton.knobs.runtime.jit_cache_hook = before
+        for kernels, key in recorded:
+            del kernels[key]
 
 
 def compile_launch(launch: Launch) -> CompiledLaunch:

@@ -45,7 +45,9 @@ class ShapesOnly:
         stored = self._quantization
         if stored is None or not stored.stays_packed or not name.startswith(_LAYERS) or len(self._shapes[name]) != 2:
             return None
-        rows, width = self._shapes[name] if part is None else part.of(torch.empty(self._shapes[name], device="meta")).shape
+        rows, width = (
+            self._shapes[name] if part is None else part.of(torch.empty(self._shapes[name], device="meta")).shape
+        )
         if stored.kind == "int8":
             values = torch.empty(rows, width, dtype=torch.int8, device=device)
             return Int8Weight(values, torch.empty(rows, 1, device=device))

@@ -51,7 +51,11 @@ class _MetaTensors(TorchFunctionMode):
         if func in _SHAPES and args[0].is_meta:
             return _SHAPES[func](*args)
         if func is torch.arange:  # its meta version imports sympy
-            return torch.arange(*args, dtype=(kwargs or {}).get("dtype")).to(_placed((kwargs or {}).get("device", "cpu")))
+            return torch.arange(*args, dtype=(kwargs or {}).get("dtype")).to(
+                _placed((kwargs or {}).get("device", "cpu"))
+            )
+        if func is torch.Tensor.copy_ and args[1].is_meta:
+            return args[0]  # there are no values to copy
         if getattr(func, "namespace", None) in _LIBRARIES:
             return None
         kwargs = {name: _placed(value) for name, value in (kwargs or {}).items()}
@@ -81,6 +85,7 @@ _GETTERS: dict[Any, Callable[[Tensor], Any]] = {
     torch.Tensor.is_cuda.__get__: lambda x: x.is_meta,  # type: ignore[attr-defined]
     torch.Tensor.data_ptr: _address_of,
     torch.Tensor.pin_memory: lambda x: x,
+    torch.Tensor.cpu: lambda x: torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x,
 }
 
 
