@@ -40,7 +40,7 @@ def test_own_kernels_are_chosen_elsewhere_with_the_reason(
     spec = replace(SPEC, **changes)
     chosen = choose_attention("auto", spec, dtype, gpu)
     assert chosen.name == "TRITON_ATTN" and reason in chosen.reason
-    with pytest.raises(ConfigError, match="'FLASH_ATTN' does not run here.*use 'TRITON_ATTN'"):
+    with pytest.raises(ConfigError, match="'FLASH_ATTN' does not run here"):
         choose_attention("FLASH_ATTN", spec, dtype, gpu)
 
 

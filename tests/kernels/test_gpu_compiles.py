@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for the architectures of today's GPUs, and fits them, which the interpreter does not show.
+"""Every Triton kernel compiles for the architectures of today and fits them, which the interpreter does not show.
 
 The launches are those of real starts: the runner starts on meta tensors, for a model of each kind (`compile_for.py`).
 """
