@@ -77,11 +77,11 @@ def _device_of(x: Tensor) -> torch.device:
 
 def _address_of(x: Tensor) -> int:
     """Relative to the start of its memory, which is aligned: kernels are compiled for the alignment."""
-    return x.storage_offset() * x.element_size()
+    return int(x.storage_offset()) * x.element_size()
 
 
 _GETTERS: dict[Any, Callable[[Tensor], Any]] = {
-    torch.Tensor.device.__get__: _device_of,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: _device_of,
     torch.Tensor.is_cuda.__get__: lambda x: x.is_meta,  # type: ignore[attr-defined]
     torch.Tensor.data_ptr: _address_of,
     torch.Tensor.pin_memory: lambda x: x,
@@ -106,7 +106,8 @@ def _where(condition: Tensor, x: Tensor, other: Tensor | float) -> Tensor:
 
 
 def _shape_of(*operands: object) -> torch.Size:
-    return torch.broadcast_shapes(*(each.shape for each in operands if isinstance(each, Tensor)))
+    shapes = [each.shape for each in operands if isinstance(each, Tensor)]
+    return torch.Size(torch.broadcast_shapes(*shapes))
 
 
 # Frequent operations, instead of their meta versions in Python: the first use of one of those imports all of
