@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
 from headrace.kernels.gpu.architectures import Architecture
@@ -56,7 +57,7 @@ class _MetaTensors(TorchFunctionMode):
             )
         if func is torch.Tensor.copy_ and args[1].is_meta:
             return args[0]  # there are no values to copy
-        if getattr(func, "namespace", None) in _LIBRARIES:
+        if isinstance(func, OpOverloadPacket) and str(func).partition(".")[0] in _LIBRARIES:
             return None
         kwargs = {name: _placed(value) for name, value in (kwargs or {}).items()}
         if kwargs.pop("pin_memory", False):
