@@ -18,8 +18,6 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.client import Client, Deliver
-from headrace.engine.start import Engine, start_engine
 from headrace.errors import ConfigError
 from headrace.monitor.alerts import FAILED, OVERLOAD
 from headrace.server.endpoints.prompting import tokenize
@@ -27,28 +25,10 @@ from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import open_listener
 from headrace.server.options import ServerOptions
 from headrace.server.serve import Server, serve
+from tests.server.limited_engine import LimitedEngine
 from tests.server.live import run, until
 
 PROMPT = "The same forty characters of every prompt"  # two full blocks and more
-
-
-class LimitedEngine(AsyncEngine):
-    """An engine whose number of running sequences a test can limit."""
-
-    client: Client
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> LimitedEngine:
-        started: list[Engine] = []
-
-        def start(deliver: Deliver) -> Engine:
-            started.append(start_engine(config, deliver))
-            return started[0]
-
-        made = cls.over(start)
-        assert isinstance(made, LimitedEngine)
-        made.client = started[0].client
-        return made
 
 
 @pytest.fixture(scope="module")
