@@ -9,22 +9,8 @@ from headrace.engine.resolve import GIB, GPU_RUNTIME_BYTES, resolve, resolve_her
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
-from headrace.models import ModelSpec, RopeSpec
+from tests.engine.small_spec import SMALL_SPEC as SPEC
 
-SPEC = ModelSpec(
-    family="llama",
-    vocab_size=1000,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_model_len=4096,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    windows=(None, None),
-)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 4 * 16  # keys and values, layers, kv heads, head_dim, float32, tokens
 
 

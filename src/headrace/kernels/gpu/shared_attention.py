@@ -96,8 +96,8 @@ def shared_attention(
 
 
 def max_tiles(num_seqs: int) -> int:
-    """Returns the most tiles there can be. Groups have at least four sequences and tiles hold at least four: the
-    worst case are groups of five."""
+    """Returns the most tiles there can be. Groups have at least four sequences and tiles hold at least four, so
+    groups of five are the worst case."""
     return max(1, num_seqs * 2 // 5)
 
 
