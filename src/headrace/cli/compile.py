@@ -35,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     config = replace(engine_config(parser, given), model=given.model_name)
     if config.device == "cpu" or config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         raise ConfigError("kernels are compiled ahead for one GPU; leave out --device, -tp and -pp")
-    started = perf_counter()
+    started, gpu = perf_counter(), _gpu(given.gpu)
     os.environ["TRITON_CACHE_DIR"] = str(given.output.resolve())  # before Triton is imported
-    num_kernels = _compile(config, _gpu(given.gpu), given.processes)
+    num_kernels = _compile(config, gpu, given.processes)
     _print(given, num_kernels, perf_counter() - started)
     return 0
 
