@@ -26,6 +26,8 @@ SEES_GPU = torch.cuda.is_available()
 if not SEES_GPU:
     # Triton asks when a kernel, or Triton itself, is imported: before any test is.
     os.environ["TRITON_INTERPRET"] = "1"
+# Tests start many small models once each: to find out which kernels a start needs takes longer than to compile them.
+os.environ.setdefault("HEADRACE_COMPILE_PROCESSES", "0")
 
 
 seeds.load_hypothesis_profile()

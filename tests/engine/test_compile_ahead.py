@@ -34,6 +34,12 @@ MODEL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests compile nothing ahead (`conftest.py`), except these."""
+    monkeypatch.delenv(compile_ahead.PROCESSES_VARIABLE, raising=False)
+
+
 def begin(machine: MachineFacts, monkeypatch: pytest.MonkeyPatch, cache: Path) -> bool:
     """Whether a child would be started."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
@@ -101,3 +107,12 @@ def test_triton_finds_every_kernel_of_a_start_in_the_directory_that_compile_wrot
     num_kernels, *compiled = looked_up.stdout.split()
     assert int(num_kernels) > 20 and compiled == []
     assert f"{num_kernels} kernels" in written.stdout
+
+
+@pytest.mark.gpu
+def test_a_first_start_finds_every_kernel_compiled() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != compile_ahead.PROCESSES_VARIABLE}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), compile_ahead.PROCESSES_VARIABLE: "8"}
+    command = [sys.executable, "benchmarks/first_start.py", "--model", "llama-3.2-1b", "--kind", "ahead"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip().endswith("compiled 0"), run.stdout + run.stderr[-2000:]

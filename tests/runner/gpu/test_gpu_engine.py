@@ -124,6 +124,31 @@ def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tm
     assert torch.cat(ours).mean() < 1.3 * torch.cat(theirs).mean() + 0.05
 
 
+@pytest.mark.parametrize("backend", ["auto", "TRITON_ATTN"])
+def test_each_attention_backend_chooses_among_the_best(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without prefill graphs, which always use own kernels."""
+    reference = rounded(save_model(tmp_path), torch.float32)
+    prompts = prompts_with_shared_prefixes()
+    monkeypatch.setattr(PrefillGraphs, "fitting", lambda *_: None)
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 400}
+    with LLM(str(tmp_path), dtype="bfloat16", attention_backend=backend, **settings) as llm:
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert llm.settings.attention_backend in (("FLASH_ATTN", "TRITON_ATTN") if backend == "auto" else (backend,))
+    answers = [list(output.outputs[0].token_ids) for output in outputs]
+    ours = torch.cat([shortfalls(reference, *pair) for pair in zip(prompts, answers, strict=True)])
+    assert ours.mean() < 0.02  # a random token lies about 3 below the best
+
+
+@pytest.mark.parametrize("max_num_seqs", [100, 37])
+def test_an_engine_starts_with_a_number_of_sequences_between_two_graph_sizes(tmp_path: Path, max_num_seqs: int) -> None:
+    save_model(tmp_path)
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=max_num_seqs, num_gpu_blocks_override=400) as llm:
+        outputs = llm.generate(prompts_with_shared_prefixes(), GREEDY, use_tqdm=False)
+    assert all(len(output.outputs[0].token_ids) == NUM_TOKENS for output in outputs)
+
+
 def test_background_work_beside_other_requests_chooses_among_the_best(tmp_path: Path) -> None:
     """Its sequences pause, and only some of them take part in a step."""
     reference = rounded(save_model(tmp_path), torch.float32)
