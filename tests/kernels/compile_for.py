@@ -39,6 +39,18 @@ BERT = {
     "position_embedding_type": "absolute",
     "torch_dtype": "float32",
 }
+MODERN_BERT = {
+    "architectures": ["ModernBertModel"],
+    "model_type": "modernbert",
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "local_attention": 128,
+    "global_attn_every_n_layers": 3,
+    "torch_dtype": "float32",
+}
 # A published config, or one from above, and settings.
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen/Qwen3-8B", {"speculative_config": EARLY_EXIT}),
@@ -57,18 +69,19 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen/Qwen3.5-35B-A3B", {"max_num_seqs": 64}),
     ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"max_num_seqs": 64}),
     ("bert", {}),
+    ("modernbert", {}),
 )
 
 
 def starts(capability: tuple[int, int]) -> Iterator[DryStart]:
     """Of the kinds that run on this architecture; the names of the others go to stderr with the reason."""
     lines = map(json.loads, CONFIGS.read_text(encoding="utf-8").splitlines())
-    configs = {line["checkpoint"]: line["config"] for line in lines} | {"bert": BERT}
+    configs = {line["checkpoint"]: line["config"] for line in lines} | {"bert": BERT, "modernbert": MODERN_BERT}
     gpu = GpuFacts(f"a GPU of {capability}", MEMORY, MEMORY, capability)
     for name, settings in KINDS:
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "config.json").write_text(json.dumps(_alike(configs[name])))
-            length = 512 if name == "bert" else 2048
+            length = 512 if name.endswith("bert") else 2048
             config = EngineConfig(model=directory, load_format="random", max_model_len=length, **settings)
             try:
                 yield DryStart.of(config, gpu)

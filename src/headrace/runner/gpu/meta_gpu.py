@@ -47,6 +47,8 @@ class _MetaTensors(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func is torch.device:  # only tensors are elsewhere; whoever asks for the GPU gets it
+            return func(*args, **(kwargs or {}))
         if func in _GETTERS:
             return _GETTERS[func](args[0])
         if func in _SHAPES and args[0].is_meta:
