@@ -372,3 +372,8 @@ def test_sums_over_the_network_are_warned_about() -> None:
 def test_a_gpu_without_free_memory_is_no_problem_where_all_sizes_are_set() -> None:
     full = replace(GPU, free_memory=0)
     assert on_gpu(full, num_gpu_blocks_override=8, max_num_seqs=2).num_blocks == 8
+
+
+def test_a_gpu_older_than_the_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a gpu has compute capability 7\.5, and the kernels need 8\.0"):
+        on_gpu(replace(GPU, capability=(7, 5)))

@@ -36,6 +36,7 @@ class EncoderResolver(Resolver):
             device=device,
             dtype=dtype,
             kv_dtype=dtype,
+            attention_backend=self._attention_backend(dtype),
             load_format=config.load_format,
             num_threads=threads.num_threads,
             cpu_affinity=threads.cpu_affinity,
