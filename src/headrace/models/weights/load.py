@@ -46,7 +46,9 @@ from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
 from headrace.models.spec import LatentSpec, ModelSpec, RopeSpec, Shape
+from headrace.models.streaming import LayerStream
 from headrace.models.weights.gemma3n import as_gemma3n
+from headrace.models.weights.host_layers import Offload, OffloadedLayers
 from headrace.models.weights.load_recurrent import recurrent_mixer
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, Slice, WeightSource, check_tensors
@@ -75,10 +77,11 @@ def load_decoder(
     progress: Progress = ignore_progress,
     group: TensorGroup | None = None,
     stages: StageLink | None = None,
+    offload: Offload | None = None,
 ) -> Decoder:
     """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
     `progress` is called with the bytes loaded so far, and their total. With a `group` or `stages`, only this rank's
-    part is read, and the decoder's spec has its sizes."""
+    part is read, and the decoder's spec has its sizes. `offload`: which layers stay in host memory."""
     device = torch.device(device)
     source = weight_source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
@@ -96,7 +99,7 @@ def load_decoder(
             _modules(reader, spec, tables, scales)
     at_load = quantization if checkpoint.spec.quantization is None else None  # stored ones are read as they are
     reader = _Reader(source, shards, dtype, device, quantization=at_load, progress=progress, group=group)
-    modules = _modules(reader, spec, tables, scales)
+    modules = _modules(reader, spec, tables, scales, offload)
     embeddings, norm = modules.embeddings, modules.norm
     if embeddings is not None:
         embeddings = _adjusted(embeddings, reader, spec, dtype)
@@ -113,6 +116,7 @@ def load_decoder(
         group=group,
         stages=stages,
         layers=modules.layers,
+        stream=modules.stream,
         norm=norm,
         head_norm=None if norm is None else _scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
@@ -135,21 +139,29 @@ class _Modules(NamedTuple):
     norm: Norm | None
     positions: Tensor | None
     layers: tuple[Layer, ...]
+    stream: LayerStream | None  # None: all layers are on the device
 
 
-def _modules(reader: _Reader, spec: ModelSpec, tables: dict[RopeSpec, Tensor], scales: Tensor | None) -> _Modules:
+def _modules(
+    reader: _Reader,
+    spec: ModelSpec,
+    tables: dict[RopeSpec, Tensor],
+    scales: Tensor | None,
+    offload: Offload | None = None,
+) -> _Modules:
     mesh = reader.shards.mesh
     # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = _both_ends(reader, spec)
-    return _Modules(
-        embeddings=embeddings,
-        head=head,
-        norm=reader.norm("model.norm") if mesh.is_last_stage else None,
-        positions=_positions(reader, spec) if mesh.is_first_stage else None,
-        layers=tuple(
-            _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
-        ),
-    )
+    norm = reader.norm("model.norm") if mesh.is_last_stage else None
+    positions = _positions(reader, spec) if mesh.is_first_stage else None
+    layers = (_layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers))
+    if offload is None or not offload.indexes:
+        return _Modules(embeddings, head, norm, positions, tuple(layers), None)
+    hosted = OffloadedLayers(offload, shared=[*tables.values(), *([] if scales is None else [scales])])
+    for layer in layers:
+        hosted.add(layer)
+        del layer  # the next one takes its memory
+    return _Modules(embeddings, head, norm, positions, *hosted.finish())
 
 
 def _mesh(group: TensorGroup | None, stages: StageLink | None) -> Mesh:
