@@ -200,7 +200,14 @@ def _predict(
         memory=found.memory,
         settings=found.settings,
         speed=speed,
-        error=error_band(gpu, precision, shape, num_gpus=layout.num_gpus, max_running=max_running),
+        error=error_band(
+            gpu,
+            precision,
+            shape,
+            num_gpus=layout.num_gpus,
+            max_running=max_running,
+            streams=bool(found.memory.streamed.indexes),
+        ),
         problem=problem,
         notes=tuple(_notes(shape, gpu, precision, layout, found.memory)),
     )
