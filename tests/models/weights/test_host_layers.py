@@ -18,6 +18,7 @@ from headrace.models.streamed_layers import ALIGNMENT
 from headrace.models.weight_sizes import weight_sizes
 from headrace.models.weights.host_layers import Offload
 from headrace.models.weights.load import with_max_len
+from tests.dist.ranks import on_ranks
 from tests.models.test_hybrids import MODELS as HYBRIDS
 from tests.models.test_more_families import build
 from tests.models.test_parity import FAMILIES, PagedRun, randomize
@@ -119,3 +120,10 @@ def test_no_weight_of_a_streamed_layer_stays_on_the_device(tmp_path: Path) -> No
         assert estimate <= weights.nbytes < estimate + 16 * ALIGNMENT
     assert sizes.layers[2] > sizes.layers[1] + 2000  # the last down projection keeps its 16 bits
     assert torch.equal(logits(with_max_len(decoder, 64)), logits(load(tmp_path, "fp8", max_len=64)))
+
+
+def test_ranks_stream_their_own_parts_of_the_layers(tmp_path: Path) -> None:
+    save(tmp_path, "mixtral")
+    expected = on_ranks(2, lambda group: logits(load(tmp_path, group=group)))
+    found = on_ranks(2, lambda group: logits(load(tmp_path, group=group, offload=offload(0, 1, 2))))
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
