@@ -12,11 +12,14 @@ from torch import Tensor
 
 from headrace.config import Quantization
 from headrace.dist.mesh import Mesh
+from headrace.kernels.quantized import quantize
 from headrace.models import Decoder, load_decoder, open_checkpoint
+from headrace.models.decoder import Layer
+from headrace.models.layers import Mlp
 from headrace.models.shards import Shards
 from headrace.models.streamed_layers import ALIGNMENT
 from headrace.models.weight_sizes import weight_sizes
-from headrace.models.weights.host_layers import Offload
+from headrace.models.weights.host_layers import Offload, over, to_host, with_tensors
 from headrace.models.weights.load import with_max_len
 from tests.dist.ranks import on_ranks
 from tests.models.test_hybrids import MODELS as HYBRIDS
@@ -127,3 +130,44 @@ def test_ranks_stream_their_own_parts_of_the_layers(tmp_path: Path) -> None:
     expected = on_ranks(2, lambda group: logits(load(tmp_path, group=group)))
     found = on_ranks(2, lambda group: logits(load(tmp_path, group=group, offload=offload(0, 1, 2))))
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
+def gpu_linears() -> dict[str, Any]:
+    """One of each form that a GPU has for a matrix."""
+    from headrace.kernels.gpu.experts import PackedExperts
+    from headrace.kernels.gpu.few_rows import Linear
+    from headrace.kernels.gpu.quantized import pack_quantized
+
+    weight, bias = torch.randn(32, 256), torch.randn(32).bfloat16()
+    kinds = ("fp8", "int8", "int4")
+    packed = {kind: pack_quantized(quantize(weight, kind), bias, torch.bfloat16) for kind in kinds}
+    return packed | {"plain": Linear(weight.bfloat16(), bias), "experts": PackedExperts(weight.view(2, 16, 256))}
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    with_tensors(value, note)
+    return found
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "plain", "experts"])
+def test_every_form_of_a_gpus_weights_moves_with_its_layer(name: str) -> None:
+    linear = gpu_linears()[name]
+    layer = Layer(None, None, None, None, Mlp(linear, linear, "silu", True), None, is_parallel=False)
+    host = to_host(layer, frozenset(), lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8))
+    buffer = torch.zeros(len(host.weights) + 1024, dtype=torch.uint8)
+    moved = over(host, buffer)
+    buffer[: len(host.weights)].copy_(host.weights)
+    assert isinstance(moved.mlp, Mlp) and type(moved.mlp.up) is type(linear)
+    before, after = tensors_of(layer), tensors_of(moved)
+    assert len(before) == len(after) >= 2
+    for old, new in zip(before, after, strict=True):
+        assert (old.dtype, old.shape, old.stride()) == (new.dtype, new.shape, new.stride())
+        assert torch.equal(old.float(), new.float())
+        assert new.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+        assert new.data_ptr() % 16 == buffer.data_ptr() % 16

@@ -58,6 +58,7 @@ def answers(model: str, prompts: list[list[int]], **settings: Any) -> list[tuple
         ("qwen3_moe", {}),
         ("gemma3", {}),
     ],
+    ids=["bf16", "fp8", "int8", "int4", "mixture", "gemma 3"],
 )
 def test_streamed_layers_give_the_same_answers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
     save_model(tmp_path, family)

@@ -23,7 +23,8 @@ class CopyStream:
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers = buffers
         self._device = buffers[0].device
-        self._stream = torch.cuda.Stream(self._device)
+        # PyTorch hands out 32 streams of each priority in turn: this one is then none that computes.
+        self._stream = torch.cuda.Stream(self._device, priority=-1)
         self._copied = [torch.cuda.Event() for _ in buffers]
         self._fence = torch.zeros(1, dtype=torch.int32, device=self._device)
 
