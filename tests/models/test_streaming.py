@@ -111,6 +111,14 @@ def test_the_next_layer_is_copied_while_this_one_computes() -> None:
         assert number_of["compute", layer] not in queues.ended_before[number_of["copy", layer + 1]]
 
 
+def test_a_step_without_streamed_layers_leaves_the_copies_alone() -> None:
+    """A capture must not find a stream that it would have to join."""
+    queues = RecordedQueues()
+    queues.compute(0, 0)
+    run_step(stream_of([5], queues), queues, 3)
+    assert queues._before["copy"] == frozenset()
+
+
 @pytest.mark.parametrize("broken", ["wait_for_computation", "let_computation_wait"])
 def test_the_check_finds_a_missing_wait(broken: str) -> None:
     queues = RecordedQueues()

@@ -53,7 +53,8 @@ class LayerStream:
         before it asks for the next layer is the computation of this one."""
         order = [index for index in self.weights if index < len(layers)]
         places = {index: place for place, index in enumerate(order)}
-        self.queue.wait_for_computation()
+        if order:
+            self.queue.wait_for_computation()
         for place in range(min(NUM_BUFFERS, len(order))):
             self._copy(order, place)
         for index, layer in enumerate(layers):
