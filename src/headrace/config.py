@@ -25,6 +25,7 @@ EMBEDDED_MODEL = "smollm2"
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ENGINES = 256  # of one job or server on one machine
 MAX_PORT = 65_535
+MAX_OFFLOAD_GB = 1 << 20
 MAX_NUM_SEQS = 16_384  # sequences in a step: each has a row of logits and a row of token ids, used or not
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -109,6 +110,9 @@ class EngineConfig:
     gpu_memory_utilization: float | None = setting(
         None, "share of the device's memory that the engine may use, weights included (on a CPU: of free memory)"
     )
+    cpu_offload_gb: float = setting(
+        0.0, "GiB that the GPU holds less of the layers' weights, which stream from host memory in every step"
+    )
     kv_cache_memory_bytes: int | None = setting(None, "size of the KV cache in bytes; default: from free memory")
     num_gpu_blocks_override: int | None = setting(None, "number of KV-cache blocks, instead of sizing by memory")
     scheduling_policy: QueuePolicy = setting("fcfs", "order of waiting requests; 'priority': lower numbers first")
@@ -161,6 +165,11 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0.0 < share <= 1.0):
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {share!r}")
+        offload = self.cpu_offload_gb
+        if isinstance(offload, bool) or not isinstance(offload, (int, float)) or not 0 <= offload < MAX_OFFLOAD_GB:
+            raise ConfigError(
+                f"cpu_offload_gb must be a number of GiB from 0 up to {MAX_OFFLOAD_GB:,}, got {offload!r}"
+            )
 
     def _check_ranges(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -248,6 +257,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     block_size: int
     gpu_memory_utilization: float | None
+    cpu_offload_gb: float
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
     scheduling_policy: QueuePolicy

@@ -186,13 +186,13 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "refused",
-        "weights stay on the device; use a smaller model or --quantization fp8",
-        values="cpu-offload-gb=0|0.0 offload-backend=auto offload-group-size=0",
+        "--cpu-offload-gb says how much of the weights streams from host memory",
+        values="offload-group-size=0",
     ),
     FlagGroup(
         "ignored",
-        "weights stay on the device, so nothing of them is offloaded",
-        values="offload-num-in-group offload-prefetch-step",
+        "whole layers stream from host memory, spread evenly, copied one layer ahead (--cpu-offload-gb)",
+        values="offload-backend=auto offload-num-in-group offload-prefetch-step",
         lists="cpu-offload-params offload-params",
     ),
     FlagGroup(

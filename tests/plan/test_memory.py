@@ -12,12 +12,14 @@ from headrace.engine.resolve import resolve
 from headrace.hardware import GpuFacts, MachineFacts
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE
-from headrace.plan.gpus import find_gpu
+from headrace.plan.gpus import GIB, find_gpu
 from headrace.plan.memory import fit, weight_bytes
 from headrace.plan.precision import Precision
+from headrace.plan.prediction import predict
 from headrace.plan.settings import PlanSettings
 from headrace.plan.shape import shape_of_spec
 from headrace.plan.source import find_shape
+from headrace.plan.workload import uniform
 from tests.models.test_published_configs import CONFIGS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
@@ -75,10 +77,12 @@ def test_the_planned_cache_is_within_one_percent_of_every_newest_record() -> Non
 
 def test_fewer_bits_take_fewer_bytes_but_embeddings_keep_theirs() -> None:
     shape = find_shape("llama-3.1-8b")
-    plain = 2 * (shape.num_params - shape.linear_params)
+    kept = 4 * 4096 * 14336  # four down projections keep their 16 bits too
+    narrow, rows = shape.linear_params - kept, 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096) - 4 * 4096
+    plain = 2 * (shape.num_params - narrow)
     assert weight_bytes(shape, Precision()) == 2 * shape.num_params
-    assert weight_bytes(shape, Precision("fp8")) == plain + shape.linear_params
-    assert weight_bytes(shape, Precision("int4")) == pytest.approx(plain + shape.linear_params * 4.25 / 8, rel=1e-6)
+    assert weight_bytes(shape, Precision("fp8")) == plain + narrow + 4 * rows  # and scales
+    assert weight_bytes(shape, Precision("int4")) == pytest.approx(plain + narrow * 4.25 / 8, rel=1e-6)
 
 
 def test_experts_that_are_published_in_four_bits_take_the_bytes_that_they_have_after_loading() -> None:
@@ -98,3 +102,17 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
     assert not memory.fits
     assert memory.weights + memory.activations + memory.runtime - memory.allowed <= memory.shortfall
     assert memory.concurrency(100) == 0
+
+
+def test_weights_in_host_memory_make_room_and_cost_what_the_bus_takes() -> None:
+    """Llama 70B in 16 bits has 131 GiB, of which an H200 cannot hold a cache as well."""
+    workload = uniform(500, 200, num_requests=64)
+    without = predict("llama-3.3-70b", "H200", workload)
+    found = predict("llama-3.3-70b", "H200", workload, PlanSettings(cpu_offload_gb=40))
+    assert not without.fits or without.memory.cache < found.memory.cache
+    assert found.memory.weights <= without.memory.weights - 40 * GIB
+    assert found.speed is not None
+    streamed, link = found.memory.streamed.num_bytes, find_gpu("H200").host_link
+    assert found.speed.tpot_s > streamed / link.copy_bytes_per_s
+    assert found.speed.phases["bus"] > 0.8 * found.speed.seconds
+    assert any("stream from host memory" in note for note in found.notes)

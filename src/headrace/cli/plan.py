@@ -72,6 +72,7 @@ def build_parser() -> CommandParser:
     engine.add_argument("--quantization", metavar="NAME", help="fp8, int8 or int4")
     engine.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="auto or fp8")
     engine.add_argument("--gpu-memory-utilization", type=float, metavar="X")
+    engine.add_argument("--cpu-offload-gb", type=float, default=0.0, metavar="GIB", help="weights in host memory")
     engine.add_argument("--max-model-len", type=int, metavar="N")
     engine.add_argument("--max-num-seqs", type=int, metavar="N")
     engine.add_argument("--max-num-batched-tokens", type=int, metavar="N")
@@ -151,6 +152,7 @@ def _settings(given: argparse.Namespace) -> PlanSettings:
         pipeline_parallel_size=given.pipeline_parallel_size,
         enable_expert_parallel=given.enable_expert_parallel,
         gpu_memory_utilization=given.gpu_memory_utilization,
+        cpu_offload_gb=given.cpu_offload_gb,
         max_model_len=given.max_model_len,
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,

@@ -53,7 +53,7 @@ class DryStart:
 
 
 def _start(checkpoint: Checkpoint, draft: Checkpoint | None, settings: Settings) -> None:
-    settings = replace(settings, load_format="auto")
+    settings = replace(settings, load_format="auto", cpu_offload_gb=0.0)  # streamed layers launch the same kernels
     checkpoint = replace(checkpoint, spec=with_few_layers(checkpoint.spec, at_least=_num_drafting(settings)))
     decoder = load_model(_without_values(checkpoint), settings, ignore_stage)
     drafting = None if draft is None else load_draft(_without_values(draft), settings)

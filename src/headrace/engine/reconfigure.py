@@ -40,6 +40,7 @@ OF_THE_MODEL = (
     "pipeline_parallel_size",
     "enable_expert_parallel",
     "disable_custom_all_reduce",
+    "cpu_offload_gb",
     "nnodes",
     "node_rank",
     "master_addr",

@@ -7,15 +7,24 @@ from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.attention import choose_attention
+from headrace.engine.offloading import (
+    describe_offload,
+    gpu_bytes,
+    offload_warning,
+    refuse_offload,
+    sizes_of,
+    streamed_layers,
+)
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.speculating import choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
-from headrace.models.quantized import BITS, StoredQuantization
-from headrace.models.shards import Shards
+from headrace.models.quantized import StoredQuantization
 from headrace.models.spec import ModelSpec
+from headrace.models.streamed_layers import StreamedLayers
+from headrace.models.weight_sizes import WeightSizes
 from headrace.speculation import Speculation
 
 GIB = 2**30
@@ -105,6 +114,7 @@ class Resolver:
         self._choices: list[Choice] = []
         self._warnings: list[str] = []
         self._on_gpu = False  # until `_device` says so
+        self._known_sizes: dict[int, WeightSizes] = {}  # by stage
 
     def settings(self) -> Settings:
         config = self._config
@@ -115,6 +125,7 @@ class Resolver:
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
         threads = self._threads(dtype)
+        cpu_offload_gb = self._cpu_offload_gb(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype, kv_dtype)
@@ -123,6 +134,7 @@ class Resolver:
         self._warn_about_block_size()
         self._warn_about_memory_share()
         self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
+        self._warn_about_offload(dtype, max_num_seqs)
         return Settings(
             device=device,
             dtype=dtype,
@@ -131,6 +143,7 @@ class Resolver:
             pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
             nnodes=config.nnodes,
+            cpu_offload_gb=cpu_offload_gb,
             kv_dtype=kv_dtype,
             attention_backend=self._attention_backend(dtype),
             load_format=config.load_format,
@@ -167,6 +180,24 @@ class Resolver:
             drafts = f"up to {found.config.num_tokens} drafts of each of up to {found.max_seqs} decoding sequences"
             self._note("speculative_config", found.config.method, f"as set: {drafts}, as far as they are accepted")
         return found
+
+    def _cpu_offload_gb(self, dtype: str) -> float:
+        given = self._config.cpu_offload_gb
+        if not given:
+            return 0.0
+        if not self._on_gpu:
+            self._note("cpu_offload_gb", "0", "on a CPU all weights are in host memory")
+            return 0.0
+        streamed = self._streamed(dtype)
+        refuse_offload(self._config, self._facts, streamed, num_local=self._ranks.num_local)
+        num_layers = self._ranks.first_shards.layers.size
+        describe_offload(self._config, streamed, num_layers=num_layers, note=self._note)
+        return given
+
+    def _warn_about_offload(self, dtype: str, max_num_seqs: int) -> None:
+        if self._on_gpu and self._config.cpu_offload_gb:
+            warning = offload_warning(self._facts, self._streamed(dtype), max_num_seqs=max_num_seqs)
+            self._warnings.append(warning)
 
     def refuse_more_than_memory(self, settings: Settings) -> None:
         gpu, config = self._facts.gpu, self._config
@@ -542,19 +573,19 @@ class Resolver:
 
     def _weight_bytes(self, dtype: str) -> int:
         """The weights of the rank with the most: the first stage also has the embeddings, the last one the head."""
-        return max(self._weight_bytes_of(self._ranks.shards_of(stage), dtype) for stage in self._ranks.end_stages)
+        of_draft = 0 if self._draft is None else self._draft.num_params * BYTES_OF[dtype]
+        stages = self._ranks.end_stages
+        return of_draft + max(gpu_bytes(self._sizes(stage, dtype), self._streamed(dtype, stage)) for stage in stages)
 
-    def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
-        num_bytes = shards.num_params * BYTES_OF[dtype]
-        if self._draft is not None:
-            num_bytes += self._draft.num_params * BYTES_OF[dtype]
-        kind = self._kind_in_memory
-        if kind is not None:
-            num_packed = shards.num_linear_params
-            if kind != "fp8" or self._spec.quantization is not None:
-                num_packed -= shards.num_expert_params  # experts stay in 16 bits
-            num_bytes -= int(num_packed * (BYTES_OF[dtype] - BITS[kind] / 8))
-        return num_bytes
+    def _streamed(self, dtype: str, stage: int = 0) -> StreamedLayers:
+        """The layers of a stage that stream from host memory. The first stage has the most."""
+        return streamed_layers(self._sizes(stage, dtype), self._config.cpu_offload_gb if self._on_gpu else 0.0)
+
+    def _sizes(self, stage: int, dtype: str) -> WeightSizes:
+        if stage not in self._known_sizes:  # a mixture has thousands of tensors
+            shards, kind = self._ranks.shards_of(stage), self._kind_in_memory
+            self._known_sizes[stage] = sizes_of(shards, element_bytes=BYTES_OF[dtype], kind=kind)
+        return self._known_sizes[stage]
 
     @property
     def _kind_in_memory(self) -> Quantization | None:

@@ -67,6 +67,11 @@ class EncoderResolver(Resolver):
         for name in _NOT_FOR_ENCODERS:
             if (value := getattr(config, name)) is not None:
                 raise ConfigError(f"{name}={value!r} is not supported for an encoder; leave it out")
+        if config.cpu_offload_gb and self._on_gpu:
+            raise ConfigError(
+                f"cpu_offload_gb={config.cpu_offload_gb:g} is not supported for an encoder, whose weights are small; "
+                "leave it out"
+            )
         if config.kv_cache_dtype != "auto":
             raise ConfigError(f"kv_cache_dtype={config.kv_cache_dtype!r}: an encoder has no KV cache; leave it out")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import GIB
+from headrace.dist.mesh import Mesh
+from headrace.engine.offloading import sizes_of, streamed_layers
+from headrace.engine.resolve import BYTES_OF, GIB
 from headrace.engine.settings import Settings
 from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError
 from headrace.hardware import pinned_to
 from headrace.models import Checkpoint, ModelSpec
+from headrace.models.shards import Shards
 from headrace.runner.shape import RunnerShape
 from headrace.startup import OnStage, ignore_stage
 from headrace.steps import Runner
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.dist.collectives import Groups, StageLink
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
     from headrace.models.encoder import Encoder
+    from headrace.models.weights.host_layers import Offload
     from headrace.runner.draft_model import Proposer
 
 
@@ -70,7 +75,25 @@ def load_model(
             progress=lambda done, total: on_stage("load", done, total or 0),
             group=None if groups is None else groups.tensor,
             stages=None if groups is None else _stages_of(groups, settings),
+            offload=_offload(checkpoint.spec, settings, groups),
         )
+
+
+def _offload(spec: ModelSpec, settings: Settings, groups: Groups | None) -> Offload | None:
+    """Which layers of this rank stay in host memory, and how they come to its GPU."""
+    if not settings.cpu_offload_gb:
+        return None
+    from headrace.models.weights.host_layers import Offload
+    from headrace.runner.gpu.copy_stream import CopyStream, pinned_memory, zeros_on
+
+    shards = Shards(spec, Mesh() if groups is None else groups.mesh)
+    sizes = sizes_of(shards, element_bytes=BYTES_OF[settings.dtype], kind=settings.quantization)
+    return Offload(
+        indexes=frozenset(streamed_layers(sizes, settings.cpu_offload_gb).indexes),
+        allocate_host=pinned_memory,
+        allocate_buffers=partial(zeros_on, device_of(settings)),
+        queue_for=CopyStream,
+    )
 
 
 def _stages_of(groups: Groups, settings: Settings) -> StageLink | None:

@@ -59,6 +59,7 @@ class Settings:
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
     nnodes: int = 1
+    cpu_offload_gb: float = 0.0  # 0 on a CPU
     cpu_affinity: str = "none"  # CPUs of the engine's threads as a list (0-7,16), or "none"
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from headrace.hardware.gpu_topology import GpuPlace, place_of, read_gpu_topology
+from headrace.hardware.host_link import HostLink, read_host_link
 from headrace.hardware.system_files import ROOT, read_text
 from headrace.hardware.topology import CpuTopology, read_topology
 
@@ -25,6 +26,7 @@ class GpuFacts:
     step_memory: int | None = None  # bytes that the largest step was measured to need beside weights and KV cache
     has_flash_attention: bool = True  # whether the package that the extra `gpu` installs can be loaded
     place: GpuPlace | None = None  # None: the driver does not tell its PCI address
+    host_link: HostLink | None = None  # None: the machine does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,14 @@ def read_gpu() -> GpuFacts | None:
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
+    place = _place_of_gpu()
     return GpuFacts(
-        torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability(), place=_place_of_gpu()
+        torch.cuda.get_device_name(),
+        total,
+        free,
+        torch.cuda.get_device_capability(),
+        place=place,
+        host_link=None if place is None else read_host_link(place.bus_id),
     )
 
 

@@ -5,6 +5,7 @@ The residual stream is one tensor per step, updated in place. Each addition to i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from headrace.models.layers import Mlp, Norm
 from headrace.models.mixer import Mixer
 from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
+from headrace.models.streaming import LayerStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,15 @@ class Decoder:
     group: TensorGroup | None = None  # the ranks that the layers are divided over
     stages: StageLink | None = None  # the stages before and after this one
     pooler_head: PoolerHead | None = None  # of a pooling model, after pooling
+    stream: LayerStream | None = None  # brings layers from host memory; None: all are on the device
 
     @property
     def is_last_stage(self) -> bool:
         return self.norm is not None
+
+    def layers_in_order(self) -> Iterable[Layer]:
+        """The layers, each when its weights may be read; it must be run before the next one is asked for."""
+        return self.layers if self.stream is None else self.stream.through(self.layers)
 
     def allocate_caches(
         self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None, *, num_slots: int
@@ -100,7 +107,7 @@ class Decoder:
         if self.positions is not None:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the residual stream
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in zip(self.layers_in_order(), caches, strict=True):
             last = kept if layer is self.layers[-1] else None
             if layer.mixer is not None:
                 normed, residual = _normed(x, residual, layer.attention_norm, layer.mixer.input_linear)

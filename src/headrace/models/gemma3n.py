@@ -95,7 +95,7 @@ class Gemma3nDecoder(Decoder):
         inputs = self._layer_inputs(token_ids, embedded)  # [T, layers, P]
         streams = torch.stack([embedded, *(_scaled_like(embedded, widen(embedded)) for widen in self.widen)])
         unshared: dict[int, Tensor] = {}  # keys and values of the step before they are rotated, by layer
-        for index, (layer, extras) in enumerate(zip(self.layers, self.extras, strict=True)):
+        for index, (layer, extras) in enumerate(zip(self.layers_in_order(), self.extras, strict=True)):
             predicted = extras.altup.predict(streams)
             computed = self._run(index, layer, extras, predicted[0], layout, caches, unshared)
             streams = extras.altup.correct(predicted, computed)

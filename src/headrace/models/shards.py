@@ -138,19 +138,6 @@ class Shards:
     def num_params(self) -> int:
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
-    @cached_property
-    def num_linear_params(self) -> int:
-        """Number of weights in the rank's matrices of layers that FP8 quantizes. Those that latent attention multiplies
-        by head stay as they are."""
-        matrices = {name: s for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight")}
-        return sum(math.prod(s) for name, s in matrices.items() if not name.endswith(".kv_b_proj.weight"))
-
-    @cached_property
-    def num_expert_params(self) -> int:
-        """Number of weights in the rank's experts, which are among those of its matrices."""
-        shapes = self.tensor_shapes().items()
-        return sum(math.prod(s) for name, s in shapes if ".experts." in name and name.endswith("_proj.weight"))
-
     def tensor_shapes(self) -> dict[str, Shape]:
         shapes = self.whole.tensor_shapes()
         return {name: self.part(name).shape(shape) for name, shape in shapes.items() if self.has(name)}

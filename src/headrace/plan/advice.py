@@ -1,12 +1,13 @@
-"""What else would work: formats with fewer bits, more GPUs, other GPUs."""
+"""What else would work: formats with fewer bits, more GPUs, weights in host memory, other GPUs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from headrace.errors import ConfigError
-from headrace.plan.gpus import GPUS, Gpu
+from headrace.plan.gpus import GIB, GPUS, Gpu
 from headrace.plan.layout import Layout
 from headrace.plan.prediction import Prediction, predict, smallest_layout
 from headrace.plan.settings import PlanSettings
@@ -55,6 +56,7 @@ def ways_out(prediction: Prediction, settings: PlanSettings) -> list[str]:
     ways = [
         *_by_format(prediction, settings),
         *_by_count(prediction, settings),
+        *_by_offload(prediction, settings),
         *_by_other_gpu(prediction, settings),
     ]
     return ways or ["no format, number or kind of GPU in the table is enough"]
@@ -69,6 +71,19 @@ def _by_format(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
                 f"{each.precision.label}: weights of {each.memory.weights / 2**30:,.1f} GiB leave room for "
                 f"{each.memory.cache_tokens:,} tokens of cache"
             )
+
+
+def _by_offload(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
+    """Weights in host memory, as many as make room for the longest request."""
+    memory, workload = prediction.memory, prediction.workload
+    if prediction.gpu.is_cpu or settings.cpu_offload_gb or memory.fits:
+        return
+    wanted = math.ceil((memory.shortfall + workload.max_len * memory.bytes_per_token) / GIB)
+    found = predict(prediction.model, prediction.gpu, workload, replace(settings, cpu_offload_gb=wanted))
+    if found.speed is not None:
+        rate = found.speed.output_tokens_per_s
+        streamed = found.memory.streamed.num_bytes / GIB
+        yield f"--cpu-offload-gb {wanted}: every step copies {streamed:,.1f} GiB of weights, {rate:,.0f} tokens/s out"
 
 
 def _by_count(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:

@@ -102,12 +102,16 @@ ERRORS = {
 MAX_MIXTURE_SEQS = 16  # of the held-out record of a mixture
 
 
-def error_band(gpu: Gpu, precision: Precision, shape: ModelShape, *, num_gpus: int, max_running: int) -> ErrorBand:
-    """What is known about the error of such a prediction."""
+def error_band(
+    gpu: Gpu, precision: Precision, shape: ModelShape, *, num_gpus: int, max_running: int, streams: bool = False
+) -> ErrorBand:
+    """What is known about the error of such a prediction. `streams`: layers from host memory."""
     if gpu.is_cpu:
         return ErrorBand(None, "rough on a CPU: its constants were set by hand; --probe shows the difference")
     if not gpu.is_measured:
         return ErrorBand(None, f"not measured on this GPU; constants from {MEASURED_GPU}")
+    if streams:
+        return ErrorBand(None, "not measured with layers in host memory; the rate of the copies is assumed")
     if num_gpus > 1:
         return ErrorBand(None, f"not measured on several GPUs; constants from one {MEASURED_GPU}")
     if precision.weights in ("int4", "int8"):

@@ -94,6 +94,7 @@ def _of_memory(memory: Memory) -> dict[str, Any]:
         "total_bytes": memory.total,
         "allowed_bytes": memory.allowed,
         "weights_bytes": memory.weights,
+        "streamed_bytes": memory.streamed.num_bytes,
         "activations_bytes": memory.activations,
         "cuda_graphs_bytes": memory.runtime,
         "recurrent_states_bytes": memory.states,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from headrace.errors import ConfigError, nearest
+from headrace.hardware.host_link import HostLink, pcie
 
 GIB = 2**30
 MEASURED_GPU = "H200"  # the constants of `constants.py` were fitted on records of this GPU
@@ -29,12 +30,17 @@ class Gpu:
     link: str  # between the GPUs of a node: "NVLink", "PCIe", "Infinity Fabric" or "none"
     link_bandwidth: float  # per GPU and direction
     price: float | None
+    pcie_generation: int = 5  # of the link to the host, with 16 lanes
     capability: tuple[int, int] = (9, 0)  # CUDA compute capability
     gpus_per_node: int = 8
     aliases: tuple[str, ...] = ()
     is_cpu: bool = False
     runs_headrace: bool = True  # Headrace runs on CUDA GPUs and CPUs
     is_price_given: bool = False  # by the user, so it is no assumption
+
+    @property
+    def host_link(self) -> HostLink:
+        return pcie(self.pcie_generation)
 
     @property
     def is_measured(self) -> bool:
@@ -66,19 +72,20 @@ GPUS: tuple[Gpu, ...] = (
     # NVIDIA A100 Tensor Core GPU data sheet (2021): 312 TFLOP/s bf16, 624 TOP/s int8, 1,555 GB/s (40 GB),
     # 2,039 GB/s (80 GB SXM), NVLink 600 GB/s in both directions together.
     _nvidia("A100-40GB", "NVIDIA A100 40GB SXM", 39.5, 1.555, (312, None, 624), link="NVLink", link_bandwidth=300e9,
-            price=1.30, capability=(8, 0), aliases=("a100-40", "a100-sxm4-40gb")),
+            price=1.30, pcie_generation=4, capability=(8, 0), aliases=("a100-40", "a100-sxm4-40gb")),
     _nvidia("A100", "NVIDIA A100 80GB SXM", 79.2, 2.039, (312, None, 624), link="NVLink", link_bandwidth=300e9,
-            price=1.80, capability=(8, 0), aliases=("a100-80", "a100-80gb", "a100-sxm4-80gb")),
+            price=1.80, pcie_generation=4, capability=(8, 0), aliases=("a100-80", "a100-80gb", "a100-sxm4-80gb")),
     # NVIDIA L4 data sheet: 242 TFLOP/s bf16 and 485 fp8 with sparsity (half of it dense), 300 GB/s, PCIe 4.0 x16.
     _nvidia("L4", "NVIDIA L4", 22.0, 0.300, (121, 242.5, 242.5), link="PCIe", link_bandwidth=32e9, price=0.70,
-            capability=(8, 9)),
+            pcie_generation=4, capability=(8, 9)),
     # NVIDIA L40S data sheet: 362 TFLOP/s bf16 and 733 fp8 dense, 864 GB/s, PCIe 4.0 x16, no NVLink.
     _nvidia("L40S", "NVIDIA L40S", 44.4, 0.864, (362, 733, 733), link="PCIe", link_bandwidth=32e9, price=1.10,
-            capability=(8, 9)),
+            pcie_generation=4, capability=(8, 9)),
     # NVIDIA Ada GPU architecture paper, RTX 4090: 165.2 TFLOP/s bf16 and 330.3 fp8 with float32 accumulation,
     # 660.6 TOP/s int8, 1,008 GB/s; PCIe 4.0 x16, no NVLink.
     _nvidia("RTX4090", "NVIDIA GeForce RTX 4090", 23.6, 1.008, (165.2, 330.3, 660.6), link="PCIe",
-            link_bandwidth=32e9, price=0.45, capability=(8, 9), gpus_per_node=4, aliases=("4090", "rtx-4090")),
+            link_bandwidth=32e9, price=0.45, pcie_generation=4, capability=(8, 9), gpus_per_node=4,
+            aliases=("4090", "rtx-4090")),
     # NVIDIA RTX Blackwell architecture paper, RTX 5090: 209.5 TFLOP/s bf16 and 419 fp8 with float32 accumulation,
     # 838 TOP/s int8, 1,792 GB/s; PCIe 5.0 x16, no NVLink.
     _nvidia("RTX5090", "NVIDIA GeForce RTX 5090", 31.4, 1.792, (209.5, 419, 838), link="PCIe", link_bandwidth=64e9,

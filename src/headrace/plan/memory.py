@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+from headrace.dist.mesh import Mesh
 from headrace.engine.resolve import (
     CPU_FULL_RATE_SEQS,
     GPU_BATCHED_TOKENS,
@@ -13,6 +15,9 @@ from headrace.engine.resolve import (
     STATE_SHARE_ALONE,
 )
 from headrace.engine.settings import Settings
+from headrace.models.shards import Shards
+from headrace.models.streamed_layers import NONE_STREAMED, StreamedLayers, choose_streamed
+from headrace.models.weight_sizes import WeightSizes, weight_sizes
 from headrace.plan.gpus import GIB, Gpu
 from headrace.plan.precision import Precision
 from headrace.plan.settings import PlanSettings, resolve_for
@@ -33,6 +38,7 @@ class Memory:
     bytes_per_token: float  # of the cache, on one GPU
     max_model_len: int  # as set, or the model's own
     states: int = 0  # recurrent states of all slots
+    streamed: StreamedLayers = NONE_STREAMED  # from host memory; `weights` are those on the GPU
 
     @property
     def shortfall(self) -> int:
@@ -61,9 +67,21 @@ class Fit:
 
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> int:
-    plain = shape.num_params - shape.linear_params - shape.expert_params
-    quantized = (shape.linear_params + shape.expert_params) * precision.linear_bytes
-    return int(plain * precision.plain_bytes + quantized)
+    return _sizes(shape, precision).total
+
+
+@lru_cache(maxsize=64)  # a mixture has thousands of tensors
+def _sizes(shape: ModelShape, precision: Precision) -> WeightSizes:
+    """As the engine counts them, if it runs the model; else all layers have the same size. Experts are counted as if
+    they could be INT8 and INT4 (`prediction._notes` says so)."""
+    spec = shape.spec
+    if spec is not None and not (shape.has_mixture and precision.weights in ("int8", "int4")):
+        shards, at_load = Shards(spec, Mesh()), spec.quantization is None
+        kind = precision.quantization
+        return weight_sizes(shards, element_bytes=precision.plain_bytes, kind=kind, at_load=at_load)
+    quantized = shape.linear_params + shape.expert_params
+    each = int(quantized * precision.linear_bytes / shape.num_layers)
+    return WeightSizes((each,) * shape.num_layers, (shape.num_params - quantized) * precision.plain_bytes)
 
 
 def cache_bytes_per_token(shape: ModelShape, precision: Precision) -> int:
@@ -80,6 +98,16 @@ def _weight_bytes_per_gpu(
     of_experts, count = int(shape.expert_params * precision.linear_bytes), shape.experts.num_experts
     share = -(-count // tensor) / count
     return int((num_bytes - of_experts) / tensor / pipeline + of_experts * share / pipeline)
+
+
+def _streamed(
+    shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings, tensor: int, pipeline: int
+) -> StreamedLayers:
+    """The layers of one GPU that stream from host memory."""
+    if gpu.is_cpu or not settings.cpu_offload_gb:
+        return NONE_STREAMED
+    stage = _sizes(shape, precision).layers[: -(-shape.num_layers // pipeline)]
+    return choose_streamed([num_bytes // tensor for num_bytes in stage], int(settings.cpu_offload_gb * GIB))
 
 
 def fit(
@@ -126,7 +154,9 @@ def _memory(
 ) -> Memory:
     allowed = int(gpu.memory_bytes * settings.memory_share(gpu))
     whole_experts = settings.enable_expert_parallel and tensor > 1
+    streamed = _streamed(shape, gpu, precision, settings, tensor, pipeline)
     weights = _weight_bytes_per_gpu(shape, precision, tensor, pipeline, whole_experts=whole_experts)
+    weights -= streamed.freed_bytes
     activations = 0 if gpu.is_cpu else _step_bytes(shape, settings, max_num_seqs) // tensor
     runtime = 0 if gpu.is_cpu else GPU_RUNTIME_BYTES
     per_token = cache_bytes_per_token(shape, precision) / (min(tensor, shape.num_kv_heads) * pipeline)
@@ -150,6 +180,7 @@ def _memory(
         bytes_per_token=per_token,
         max_model_len=max_model_len,
         states=states,
+        streamed=streamed,
     )
 
 

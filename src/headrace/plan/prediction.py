@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
+from headrace.models.streamed_layers import StreamedLayers
 from headrace.plan.constants import CPU, H200, Constants, ErrorBand, error_band
 from headrace.plan.gpus import Gpu, find_gpu
 from headrace.plan.layout import Layout, layouts, reason
@@ -20,7 +21,7 @@ from headrace.plan.simulate import StepLimits, Steps, simulate
 from headrace.plan.source import find_shape
 from headrace.plan.workload import Workload, of_lengths
 
-PHASES = ("gemm", "attention", "cache", "other", "network", "host")
+PHASES = ("gemm", "attention", "cache", "other", "network", "bus", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,14 @@ def _predict(
         key = (layout.replicas, limits)
         if key not in cache:
             cache[key] = simulate(share, limits)
-        machine = Machine(gpu, constants_of(gpu), layout.tensor, layout.pipeline, layout.whole_experts)
+        machine = Machine(
+            gpu,
+            constants_of(gpu),
+            layout.tensor,
+            layout.pipeline,
+            layout.whole_experts,
+            streamed_bytes=found.memory.streamed.num_bytes,
+        )
         speed = _of_all_replicas(speed_of(shape, precision, machine, share, limits, steps=cache[key]), layout.replicas)
     max_running = 0 if speed is None else speed.max_running
     return Prediction(
@@ -193,9 +201,16 @@ def _predict(
         memory=found.memory,
         settings=found.settings,
         speed=speed,
-        error=error_band(gpu, precision, shape, num_gpus=layout.num_gpus, max_running=max_running),
+        error=error_band(
+            gpu,
+            precision,
+            shape,
+            num_gpus=layout.num_gpus,
+            max_running=max_running,
+            streams=bool(found.memory.streamed.indexes),
+        ),
         problem=problem,
-        notes=tuple(_notes(shape, gpu, precision, layout)),
+        notes=tuple(_notes(shape, gpu, precision, layout, found.memory)),
     )
 
 
@@ -227,8 +242,10 @@ def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None
     return None
 
 
-def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout) -> list[str]:
+def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout, memory: Memory) -> list[str]:
     notes = []
+    if memory.streamed.indexes:
+        notes.append(_note_on_streaming(shape, gpu, memory.streamed))
     if shape.why_not_run is not None:
         notes.append(f"Headrace does not run this model yet: {shape.why_not_run}")
     if shape.has_mixture and precision.weights in ("int8", "int4"):
@@ -243,6 +260,15 @@ def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout) ->
     if layout.num_gpus > 1:
         notes.append(_note_on_several_gpus(layout))
     return notes
+
+
+def _note_on_streaming(shape: ModelShape, gpu: Gpu, streamed: StreamedLayers) -> str:
+    link = gpu.host_link
+    return (
+        f"{len(streamed.indexes)} of {shape.num_layers} layers stream from host memory: every step copies "
+        f"{gib(streamed.num_bytes)} to each GPU, {1e3 * streamed.num_bytes / link.copy_bytes_per_s:,.0f} ms at "
+        f"{link.copy_bytes_per_s / 1e9:.0f} GB/s ({link.name}, assumed; not measured)"
+    )
 
 
 def _note_on_several_gpus(layout: Layout) -> str:

@@ -5,6 +5,7 @@
     cache       keys and values that decoding sequences read, at the memory's bandwidth
     other       activations of norms, RoPE and MLPs; sampling; gaps between kernels
     network     all-reduces of tensor parallelism
+    bus         copies of streamed layers from host memory, as far as nothing else hides them
     host        what the host adds: launching prompts kernel by kernel, requests
 
 Tensor parallelism divides weights, FLOPs and cache reads by the number of GPUs. With whole experts on each GPU, the one
@@ -43,6 +44,7 @@ class Machine:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     whole_experts: bool = False  # tensor ranks divide the experts, not the matrices of each
+    streamed_bytes: int = 0  # of weights, which every step copies to each GPU
 
     @property
     def num_gpus(self) -> int:
@@ -58,11 +60,12 @@ class StepSeconds:
     cache: FloatArray
     other: FloatArray
     network: FloatArray
+    bus: FloatArray
     host: FloatArray
 
     @property
     def total(self) -> FloatArray:
-        return self.gemm + self.attention + self.cache + self.other + self.network + self.host
+        return self.gemm + self.attention + self.cache + self.other + self.network + self.bus + self.host
 
 
 def step_seconds(steps: Steps, shape: ModelShape, precision: Precision, machine: Machine) -> StepSeconds:
@@ -77,12 +80,13 @@ def step_seconds(steps: Steps, shape: ModelShape, precision: Precision, machine:
     if stages > 1:
         network = network + PIPELINE_LOSS * (gemm + attention + cache + other)
     on_device = gemm + attention + cache + other + network
+    bus = _bus(on_device, shape, machine)
     is_eager = steps.prefill_tokens > MAX_GRAPH_TOKENS
     launching = np.where(is_eager, shape.num_layers * EAGER_LAYER_SECONDS, 0.0)
-    host = np.maximum(launching - on_device, 0.0)
+    host = np.maximum(launching - on_device - bus, 0.0)
     if machine.gpu.is_cpu:
         host = np.zeros_like(host)
-    return StepSeconds(gemm, attention, cache, other, network, host)
+    return StepSeconds(gemm, attention, cache, other, network, bus, host)
 
 
 def experts_hit(tokens: FloatArray, num_experts: int, num_chosen: int) -> FloatArray:
@@ -178,6 +182,15 @@ def _other(tokens: FloatArray, steps: Steps, shape: ModelShape, precision: Preci
     if shape.experts is not None:
         fixed += shape.experts.num_layers * constants.mixture_layer_seconds
     return np.asarray(traffic + logits / machine.num_gpus + fixed)
+
+
+def _bus(on_device: FloatArray, shape: ModelShape, machine: Machine) -> FloatArray:
+    """Copies overlap with all computation but that of the last layer. Each stage copies its layers for every p-th of
+    the batch."""
+    if not machine.streamed_bytes:
+        return np.zeros_like(on_device)
+    copies = machine.pipeline_parallel * machine.streamed_bytes / machine.gpu.host_link.copy_bytes_per_s
+    return np.maximum(copies + on_device / shape.num_layers - on_device, 0.0)
 
 
 def _network(tokens: FloatArray, shape: ModelShape, machine: Machine) -> FloatArray:

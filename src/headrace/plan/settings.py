@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.config import EngineConfig
+from headrace.config import MAX_OFFLOAD_GB, EngineConfig
 from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
@@ -27,6 +27,7 @@ class PlanSettings:
     pipeline_parallel_size: int | None = None
     enable_expert_parallel: bool = False
     gpu_memory_utilization: float | None = None
+    cpu_offload_gb: float = 0.0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -40,6 +41,8 @@ class PlanSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.cpu_offload_gb < MAX_OFFLOAD_GB:
+            raise ConfigError(f"cpu_offload_gb must be a number of GiB of at least 0, got {self.cpu_offload_gb:g}")
 
     def memory_share(self, gpu: Gpu) -> float:
         return self.gpu_memory_utilization or (CPU_MEMORY_SHARE if gpu.is_cpu else GPU_MEMORY_SHARE)

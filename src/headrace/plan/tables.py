@@ -20,6 +20,7 @@ PHASE_TITLES = {
     "cache": "cache reads",
     "other": "other kernels and gaps",
     "network": "network",
+    "bus": "copies of streamed layers",
     "host": "host",
 }
 
@@ -58,7 +59,9 @@ def _print_memory(console: Console, prediction: Prediction) -> None:
     table = _table(f"memory{per_gpu}", "", "")
     share = f"{memory.allowed / memory.total:.0%} of {gib(memory.total)}"
     table.add_row("may be used", gib(memory.allowed), share)
-    table.add_row("weights", gib(memory.weights), "")
+    streamed = memory.streamed
+    of_host = f"{gib(streamed.num_bytes)} more in host memory" if streamed.indexes else ""
+    table.add_row("weights", gib(memory.weights), of_host)
     table.add_row("activations of the largest step", gib(memory.activations), "")
     table.add_row("CUDA graphs and workspaces", gib(memory.runtime), "")
     if memory.states:

@@ -20,6 +20,7 @@ from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_group, start_engine_process
 from headrace.engine.startup_display import StartupDisplay
+from headrace.errors import ConfigError
 from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import EngineLoad, ServerMetrics
 from headrace.plan.gpus import Gpu
@@ -70,6 +71,7 @@ def serve(
     is ready, before connections are accepted. `terminal` shows the stage of the start that runs."""
     keys = Keys(options, print_line=print_line)
     check_tls(options)
+    _refuse_sleep_on_nodes(config, options)
     raise_file_limit()
     traces = _traces(config, options)
     print_warnings(options, keys, print_line)
@@ -88,6 +90,15 @@ def serve(
                 traces.close()
             if archive is not None:
                 archive.close()
+
+
+def _refuse_sleep_on_nodes(config: EngineConfig, options: ServerOptions) -> None:
+    if options.enable_sleep_mode and config.nnodes > 1 and config.distributed_executor_backend == "mp":
+        raise ConfigError(
+            f"--enable-sleep-mode does not go together with --nnodes {config.nnodes}: the other nodes end with an "
+            "engine that sleeps, and would have to be started again to wake it; leave one of them out, or use "
+            "--distributed-executor-backend ray"
+        )
 
 
 def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:

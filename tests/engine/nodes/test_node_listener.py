@@ -6,12 +6,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.nodes import wire
-from headrace.engine.nodes.node_host import Node0, NodeHost
+from headrace.engine.nodes import node_host, wire
+from headrace.engine.nodes.node_host import Membership, Node0, NodeHost
 from headrace.engine.nodes.node_link import NodeLink
 from headrace.engine.nodes.node_listener import NodeListener
 from headrace.errors import ConfigError, EngineDeadError
@@ -79,9 +80,9 @@ def test_a_wrong_address_is_told_at_once(unused_tcp_port: int) -> None:
     said: list[str] = []
     host = host_of(Node0("127.0.0.1", unused_tcp_port, SECRET), said)
     host._connect_s = 0.6
-    with pytest.raises(EngineDeadError, match=f"node 0 at 127.0.0.1:{unused_tcp_port} did not answer"):
+    with pytest.raises(EngineDeadError, match=f"node 0 at 127.0.0.1:{unused_tcp_port} did not take this node"):
         host.run()
-    assert len(said) == 1 and "does not answer yet: Connection refused" in said[0]
+    assert len(said) == 1 and "does not take this node yet: Connection refused" in said[0]
 
 
 def test_an_address_of_another_machine_is_refused_by_node_0() -> None:
@@ -94,3 +95,52 @@ def unused_tcp_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
+
+
+def test_a_node_that_joined_before_may_try_until_its_place_is_free(node_0: Node0, link: NodeLink) -> None:
+    """As when the engine that it belonged to has not ended yet, and another follows on the same port."""
+    link._is_closed = True
+    said: list[str] = []
+    host = host_of(node_0)
+
+    def say(text: str) -> None:
+        said.append(text)
+        link._is_closed = False
+
+    host._say = say
+    membership = host._join(60.0)
+    assert membership is not None and link._has_joined_in(60)
+    assert len(said) == 1 and "node 1 has joined before, or the engine has ended" in said[0]
+    membership.channel.close()
+    assert link._joined is not None
+    link._joined.channel.close()
+
+
+class RanksThatEnd:
+    def __init__(self, membership: Membership, node_rank: int) -> None:
+        pass
+
+    def serve(self, stopping: Event) -> str:
+        return "node 0 has ended the connection"
+
+
+def test_a_node_whose_engine_has_failed_tries_longer_than_at_first(
+    node_0: Node0, link: NodeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    membership = host_of(node_0)._try_to_join()
+    assert link._has_joined_in(60)
+    host = host_of(node_0)
+    host._connect_s, host._rejoin_s = 1.0, 7.0
+
+    def join(timeout_s: float) -> Membership | None:
+        asked.append(timeout_s)
+        return None if len(asked) == 3 else membership
+
+    monkeypatch.setattr(host, "_join", join)
+    monkeypatch.setattr(node_host, "HostedRanks", RanksThatEnd)
+    host.run()
+    assert asked == [1.0, 7.0, 7.0]
+    assert link._joined is not None
+    for channel in (membership.channel, link._joined.channel):
+        channel.close()

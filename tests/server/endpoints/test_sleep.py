@@ -13,6 +13,9 @@ from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
+from headrace.errors import ConfigError
+from headrace.server.options import ServerOptions
+from headrace.server.serve import serve
 from tests.server.test_serve import Running, with_server
 
 pytestmark = pytest.mark.processes
@@ -73,3 +76,10 @@ def test_with_an_admin_key_sleeping_needs_it(engine: AsyncEngine) -> None:
         assert (await made.client.get("/is_sleeping", headers=given)).status_code == 200
 
     with_server(engine, body, enable_sleep_mode=True, admin_key="secret-admin-key")
+
+
+def test_a_server_on_several_nodes_cannot_sleep(tiny_directory: Path) -> None:
+    config = EngineConfig(model=str(tiny_directory), pipeline_parallel_size=2, nnodes=2)
+    options = ServerOptions(enable_sleep_mode=True, port=0)
+    with pytest.raises(ConfigError, match="the other nodes end with an engine that sleeps"):
+        serve(config, options, print_line=print)

@@ -10,5 +10,6 @@
 - `node_host.py`: the process of another node. `on_ray.py`: starts it on nodes of a Ray cluster.
 
 Failure: both ends send heartbeats, and a channel that ends or is silent for `TIMEOUT_S` ends the engine on node 0 and
-the ranks on the other side. A node whose engine has failed joins again for `CONNECT_S`: a restarted engine finds it.
+the ranks on the other side. A node whose engine has failed tries to join again for `REJOIN_S`: a restarted engine finds
+it. A node that died is waited for, `JOIN_S` at each start of the engine.
 """

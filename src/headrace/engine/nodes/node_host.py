@@ -4,7 +4,7 @@
     a thread per rank sends its replies to node 0, and reports its end (`engine/ranks/rank_process.py`)
 
 It ends with node 0's engine. If that engine has failed, or cannot be reached any more, the ranks are killed at once and
-the node tries to join again for a while: the engine may be restarted.
+the node tries to join again, for `REJOIN_S`: a server's supervisor, or the server's own, starts the engine anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from headrace.engine.ranks.rank_process import CHECK_S, HEARTBEAT_S, TIMEOUT_S, 
 from headrace.errors import ConfigError, EngineDeadError
 from headrace.version import __version__
 
-CONNECT_S = 30.0  # for node 0 to listen: it opens the model first, and restarts after a failure
+CONNECT_S = 30.0  # for node 0 to listen: it opens the model first
+# The same after a failure. Restarts are delayed, by 31 s in all for the five of a server, and each imports torch.
+REJOIN_S = 300.0
 RETRY_S = 0.5
 CLOSE_S = 10.0  # for the ranks to end by themselves
 
@@ -59,33 +61,43 @@ class NodeHost:
     """Hosts the ranks of this node, for one engine after the other."""
 
     def __init__(
-        self, config: EngineConfig, node_0: Node0, say: Say, *, num_gpus: int, connect_s: float = CONNECT_S
+        self,
+        config: EngineConfig,
+        node_0: Node0,
+        say: Say,
+        *,
+        num_gpus: int,
+        connect_s: float = CONNECT_S,
+        rejoin_s: float = REJOIN_S,
     ) -> None:
         self._config = config
         self._node_0 = node_0
         self._say = say
         self._num_gpus = num_gpus
         self._connect_s = connect_s
+        self._rejoin_s = rejoin_s
         self._stopping = threading.Event()
 
     def run(self) -> None:
         """Host ranks until node 0 ends in order, or `stop`. Raises an EngineDeadError if it cannot be reached, and a
         ConfigError if it refuses this node."""
-        while (membership := self._join()) is not None:
+        timeout_s = self._connect_s
+        while (membership := self._join(timeout_s)) is not None:
             ranks = HostedRanks(membership, self._config.node_rank)
             self._say(f"node {self._config.node_rank} has joined {self._node_0}: it runs {ranks}")
             problem = ranks.serve(self._stopping)
             if problem is None:
                 return
-            self._say(f"{problem}; the ranks of this node were ended; trying for {self._connect_s:.0f} s to join again")
+            timeout_s = self._rejoin_s
+            self._say(f"{problem}; the ranks of this node were ended; trying for {timeout_s:.0f} s to join again")
 
     def stop(self) -> None:
         """End the ranks and return from `run`. From any thread, or a handler of a signal."""
         self._stopping.set()
 
-    def _join(self) -> Membership | None:
-        """Try until node 0 answers. None: stopped."""
-        deadline, has_told = monotonic() + self._connect_s, False
+    def _join(self, timeout_s: float) -> Membership | None:
+        """Try until node 0 takes this node. None: stopped."""
+        deadline, has_told = monotonic() + timeout_s, False
         while not self._stopping.is_set():
             try:
                 return self._try_to_join()
@@ -98,11 +110,11 @@ class NodeHost:
                 reason = error.strerror or str(error)
                 if monotonic() >= deadline:
                     raise EngineDeadError(
-                        f"{self._node_0} did not answer in {self._connect_s:.0f} s: {reason}; start it, or correct "
+                        f"{self._node_0} did not take this node in {timeout_s:.0f} s: {reason}; start it, or correct "
                         "--master-addr and --master-port"
                     ) from error
                 if not has_told:
-                    self._say(f"{self._node_0} does not answer yet: {reason}; trying for {self._connect_s:.0f} s")
+                    self._say(f"{self._node_0} does not take this node yet: {reason}; trying for {timeout_s:.0f} s")
                     has_told = True
             self._stopping.wait(RETRY_S)
         return None
@@ -118,8 +130,10 @@ class NodeHost:
             if not payloads:
                 raise ConnectionError("it ended the connection")
             answer = wire.decode_answer(payloads[0])
-            if isinstance(answer, wire.Refused):
+            if isinstance(answer, wire.Refused) and answer.is_final:
                 raise ConfigError(f"{self._node_0} refuses this node: {answer.text}")
+            if isinstance(answer, wire.Refused):
+                raise ConnectionError(answer.text)
             return Membership(channel, answer, payloads[1:])
         except BaseException:
             connection.close()

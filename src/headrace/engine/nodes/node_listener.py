@@ -20,6 +20,8 @@ from headrace.version import __version__
 
 MAX_HANDSHAKES = 32  # at a time; further connections are closed
 CHECK_S = 0.2
+# The engine may be about to end, and its successor takes the node.
+TAKEN = "node {node} has joined before, or the engine has ended; give each node its own node_rank"
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class NodeListener:
         self._closing = threading.Event()
         self._handshakes = threading.Semaphore(MAX_HANDSHAKES)
         self._told: set[str] = set()  # hosts whose connections were refused
+        self._told_nodes: list[wire.Join] = []  # nodes that were refused
         try:
             self._socket = listen(host, port)
         except OSError as error:
@@ -89,15 +92,17 @@ class NodeListener:
         problem = problem_of(join, self._config, links)
         if problem is None and links[join.node_rank].attach(JoinedNode(channel, join)):
             return
-        problem = problem or f"node {join.node_rank} has joined before, or the engine has ended"
-        channel.send(wire.encode(wire.Refused(problem)))
+        refused = wire.Refused(problem or TAKEN.format(node=join.node_rank), is_final=problem is not None)
+        channel.send(wire.encode(refused))
         channel.drain(HANDSHAKE_S)
         channel.close()
-        _log.warning("%s was refused as node %d: %s", join.hostname, join.node_rank, problem)
+        if join not in self._told_nodes:  # a node that was started twice tries again and again
+            self._told_nodes.append(join)
+            _log.warning("%s was refused as node %d: %s", join.hostname, join.node_rank, refused.text)
 
 
 def problem_of(join: wire.Join, config: EngineConfig, links: Mapping[int, NodeLink]) -> str | None:
-    """Why a node may not join."""
+    """Why a node may never join."""
     if join.version != __version__:
         return f"it has Headrace {join.version}, and node 0 has {__version__}; install the same version"
     expected = wire.settings_to_agree(config)
@@ -106,6 +111,4 @@ def problem_of(join: wire.Join, config: EngineConfig, links: Mapping[int, NodeLi
             return f"{name} is {join.settings.get(name)!r} there, and {expected[name]!r} on node 0; set the same value"
     if join.node_rank not in links:
         return f"node_rank={join.node_rank} is not one of {', '.join(map(str, links))}"
-    if links[join.node_rank].has_joined:
-        return f"node {join.node_rank} has joined before; give each node its own node_rank"
     return None

@@ -39,7 +39,9 @@ class NodeActor:
 
         open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)  # downloads it once
         num_gpus = 0 if config.device == "cpu" else len(visible_gpus())
-        NodeHost(config, Node0(host, port, secret.encode()), _log.warning, num_gpus=num_gpus, connect_s=0.0).run()
+        node_0 = Node0(host, port, secret.encode())
+        # A restarted engine starts actors of its own.
+        NodeHost(config, node_0, _log.warning, num_gpus=num_gpus, connect_s=0.0, rejoin_s=0.0).run()
 
 
 class RayNodes:

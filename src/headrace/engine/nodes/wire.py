@@ -53,6 +53,7 @@ class Joined(_Message, frozen=True):
 
 class Refused(_Message, frozen=True):
     text: str
+    is_final: bool = True  # else the node may try again: its place may become free
 
 
 Answer: TypeAlias = Joined | Refused

@@ -26,7 +26,9 @@ from headrace.models.rope import cos_sin_table, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec, RopeSpec
+from headrace.models.streaming import LayerStream
 from headrace.models.weights.gemma3n import as_gemma3n
+from headrace.models.weights.host_layers import Offload, OffloadedLayers
 from headrace.models.weights.load_ends import (
     adjusted_embeddings,
     embeddings_and_head,
@@ -56,10 +58,11 @@ def load_decoder(
     progress: Progress = ignore_progress,
     group: TensorGroup | None = None,
     stages: StageLink | None = None,
+    offload: Offload | None = None,
 ) -> Decoder:
     """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
     `progress` is called with the bytes loaded so far, and their total. With a `group` or `stages`, only this rank's
-    part is read, and the decoder's spec has its sizes."""
+    part is read, and the decoder's spec has its sizes. `offload`: which layers stay in host memory."""
     device = torch.device(device)
     source = weight_source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
@@ -77,7 +80,7 @@ def load_decoder(
             _modules(reader, spec, tables, scales)
     at_load = quantization if checkpoint.spec.quantization is None else None  # stored ones are read as they are
     reader = WeightReader(source, shards, dtype, device, quantization=at_load, progress=progress, group=group)
-    modules = _modules(reader, spec, tables, scales)
+    modules = _modules(reader, spec, tables, scales, offload)
     norm = modules.norm
     decoder = Decoder(
         spec=spec,
@@ -89,6 +92,7 @@ def load_decoder(
         group=group,
         stages=stages,
         layers=modules.layers,
+        stream=modules.stream,
         norm=norm,
         head_norm=None if norm is None else scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
@@ -111,21 +115,31 @@ class _Modules(NamedTuple):
     norm: Norm | None
     positions: Tensor | None
     layers: tuple[Layer, ...]
+    stream: LayerStream | None  # None: all layers are on the device
 
 
-def _modules(reader: WeightReader, spec: ModelSpec, tables: dict[RopeSpec, Tensor], scales: Tensor | None) -> _Modules:
+def _modules(
+    reader: WeightReader,
+    spec: ModelSpec,
+    tables: dict[RopeSpec, Tensor],
+    scales: Tensor | None,
+    offload: Offload | None = None,
+) -> _Modules:
     mesh = reader.shards.mesh
     # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = embeddings_and_head(reader, spec)
-    return _Modules(
-        embeddings=embeddings,
-        head=head,
-        norm=reader.norm("model.norm") if mesh.is_last_stage else None,
-        positions=learned_positions(reader, spec) if mesh.is_first_stage else None,
-        layers=tuple(
-            decoder_layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
-        ),
+    norm = reader.norm("model.norm") if mesh.is_last_stage else None
+    positions = learned_positions(reader, spec) if mesh.is_first_stage else None
+    layers = (
+        decoder_layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
     )
+    if offload is None or not offload.indexes:
+        return _Modules(embeddings, head, norm, positions, tuple(layers), None)
+    hosted = OffloadedLayers(offload, shared=[*tables.values(), *([] if scales is None else [scales])])
+    for layer in layers:
+        hosted.add(layer)
+        del layer  # the next one takes its memory
+    return _Modules(embeddings, head, norm, positions, *hosted.finish())
 
 
 def _input_of_layers(

@@ -53,8 +53,11 @@ class DecodeGraph:
 class DecodeGraphs:
     """Owns the graphs of all sizes, with and without prefix sharing."""
 
-    def __init__(self, max_num_seqs: int, *, enable_sharing: bool, max_draft_rows: int = 0) -> None:
-        """`max_draft_rows`: of a step in which sequences have several rows each; prefixes are not shared in it."""
+    def __init__(
+        self, max_num_seqs: int, *, enable_sharing: bool, max_draft_rows: int = 0, are_timed: bool = True
+    ) -> None:
+        """`max_draft_rows`: of a step in which sequences have several rows each; prefixes are not shared in it.
+        `are_timed`: the fastest graph with room for a step is taken, else the smallest."""
         max_rows = max(max_num_seqs, max_draft_rows)
         self.max_size = decode_graph_size(max_rows)
         # The largest first, so that the others fit into its memory.
@@ -65,6 +68,7 @@ class DecodeGraphs:
         }
         self._sharing_sizes = sorted(sharing_sizes, reverse=True) if enable_sharing else []
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether prefixes are shared
+        self._are_timed = are_timed
         self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph with room for it
 
     def fitting(self, num_seqs: int, *, is_sharing: bool) -> DecodeGraph:
@@ -99,12 +103,17 @@ class DecodeGraphs:
         for size in self._sizes:
             self._graphs[size, False] = _captured(size, forward, sample, capture, is_sharing=False)
             captured()
-        milliseconds = {size: _replay_milliseconds(self._graphs[size, False].model) for size in self._sizes}
-        self._fast_sizes = fastest_sizes(capture.agreed(milliseconds))
+        self._fast_sizes = self._find_fast_sizes(capture)
         for size in self._sharing_sizes:
             forward(size, is_sharing=True)  # compiles kernels
             self._graphs[size, True] = _captured(size, forward, sample, capture, is_sharing=True)
             captured()
+
+    def _find_fast_sizes(self, capture: Capture) -> dict[int, int]:
+        if not self._are_timed:
+            return {size: size for size in self._sizes}
+        milliseconds = {size: _replay_milliseconds(self._graphs[size, False].model) for size in self._sizes}
+        return fastest_sizes(capture.agreed(milliseconds))
 
 
 def _captured(

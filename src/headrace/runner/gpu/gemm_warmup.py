@@ -22,10 +22,13 @@ def load_gemm_kernels(decoder: Decoder, max_tokens: int) -> None:
     spec, dtype, device = decoder.spec, decoder.dtype, decoder.device
     sizes = [size for size in _SIZES if size <= max_tokens]
     x = torch.zeros(max(sizes, default=1), spec.hidden_size, dtype=dtype, device=device)
-    for layer in {(type(layer.mixer), type(layer.mlp)): layer for layer in decoder.layers}.values():
-        for size in sizes:
+    kinds: set[tuple[type, type]] = set()
+    for layer in decoder.layers_in_order():
+        kind = (type(layer.mixer), type(layer.mlp))
+        for size in () if kind in kinds else sizes:
             if layer.mlp is not None and (isinstance(layer.mlp, Mlp) or size % _FEW_SIZES == 0):
                 layer.mlp(x[:size])
             if layer.mixer is not None:
                 layer.mixer.run_gemms(x[:size])
+        kinds.add(kind)
     torch.cuda.synchronize(device)

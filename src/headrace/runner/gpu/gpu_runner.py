@@ -97,7 +97,10 @@ class GpuRunner:
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
         self._decode_graphs = DecodeGraphs(
-            shape.max_num_seqs, enable_sharing=self._shares_prefixes, max_draft_rows=shape.max_draft_rows
+            shape.max_num_seqs,
+            enable_sharing=self._shares_prefixes,
+            max_draft_rows=shape.max_draft_rows,
+            are_timed=decoder.stream is None,  # else all take as long as their copies
         )
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)

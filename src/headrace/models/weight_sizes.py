@@ -1,0 +1,57 @@
+"""How many bytes the weights of a rank take on its device, by layer, before anything is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from headrace.models.quantized import BITS, Kind, kept_in_16_bits
+from headrace.models.shards import Shards
+from headrace.models.spec import Shape
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_SCALE_BYTES = 4  # float32, one for each row of a matrix in eight bits
+_MULTIPLE = 16  # a matrix with a side that is no multiple of this stays in 16 bits, if it is quantized to FP8 at load
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSizes:
+    """Bytes of each layer, and of everything else: embeddings, head, final norm."""
+
+    layers: tuple[int, ...]
+    others: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.layers) + self.others
+
+
+def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None, at_load: bool = False) -> WeightSizes:
+    """`kind`: the form of the layers' matrices in memory; None: they have `element_bytes` each. `at_load`: they are
+    quantized while they are loaded, so that some of them stay as they are (`kept_in_16_bits`)."""
+    kept = kept_in_16_bits(shards.whole.num_layers) if at_load else frozenset()
+    layers, others = [0] * shards.layers.size, 0
+    for name, shape in shards.tensor_shapes().items():
+        is_packed = kind is not None and name not in kept and _is_packed(name, shape, kind, at_load=at_load)
+        num_bytes = _packed_bytes(shape, kind) if is_packed and kind is not None else math.prod(shape) * element_bytes
+        layer = _LAYER.match(name)
+        if layer is None:
+            others += num_bytes
+        else:
+            layers[int(layer[1]) - shards.layers.start] += num_bytes
+    return WeightSizes(tuple(layers), others)
+
+
+def _is_packed(name: str, shape: Shape, kind: Kind, *, at_load: bool) -> bool:
+    """Matrices that latent attention multiplies by head stay as they are. So do experts, unless FP8 is made at load."""
+    if not name.endswith("_proj.weight") or name.endswith(".kv_b_proj.weight"):
+        return False
+    if ".experts." in name:
+        return kind == "fp8" and at_load
+    return kind != "fp8" or not at_load or all(size % _MULTIPLE == 0 for size in shape)
+
+
+def _packed_bytes(shape: Shape, kind: Kind) -> int:
+    scales = 0 if kind == "int4" else shape[0] * _SCALE_BYTES  # those of four bits are in BITS
+    return int(math.prod(shape) * BITS[kind] / 8) + scales

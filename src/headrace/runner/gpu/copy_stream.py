@@ -1,0 +1,72 @@
+"""Copies weights from host memory to buffers on a GPU, beside the computation: a stream of its own, and events.
+
+All of it can be captured: a copy becomes a node of the graph, with edges from the computation before it and to the one
+that waits for it. The host memory must outlive the graph, so it belongs to the decoder.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+
+import torch
+from torch import Tensor
+
+from headrace.errors import ConfigError
+
+_GIB = 2**30
+
+
+class CopyStream:
+    """The `CopyQueue` of a GPU."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._buffers = buffers
+        self._device = buffers[0].device
+        # PyTorch hands out 32 streams of each priority in turn: this one is then none that computes.
+        self._stream = torch.cuda.Stream(self._device, priority=-1)
+        self._copied = [torch.cuda.Event() for _ in buffers]
+        self._fence = torch.zeros(1, dtype=torch.int32, device=self._device)
+
+    def wait_for_computation(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, source: Tensor, buffer: int) -> None:
+        with torch.cuda.stream(self._stream):
+            self._buffers[buffer][: source.nbytes].copy_(source, non_blocking=True)
+        self._copied[buffer].record(self._stream)
+
+    def let_computation_wait(self, buffer: int) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._copied[buffer])
+        # A kernel with programmatic dependent launch may read its weights while the kernel before it still runs
+        # (`kernels/gpu/few_rows.py`). That kernel is now a plain one, which starts after the copy.
+        self._fence.add_(1)
+
+
+def zeros_on(device: torch.device, number: int, num_bytes: int) -> list[Tensor]:
+    """Buffers of so many bytes each. They begin as zeros: what warms up kernels may read them."""
+    return [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(number)]
+
+
+def pinned_memory(num_bytes: int) -> Tensor:
+    """Allocates [bytes] uint8 that a GPU copies from at the full rate of the bus. PyTorch's own allocator of pinned
+    memory would round the size up to a power of two."""
+    try:
+        memory = mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise _refused(num_bytes, str(error)) from error
+    run = torch.frombuffer(memory, dtype=torch.uint8)
+    address, runtime = run.data_ptr(), torch.cuda.cudart()
+    code = int(runtime.cudaHostRegister(address, num_bytes, 0))
+    if code != 0:
+        raise _refused(num_bytes, f"CUDA error {code}")
+    # At the end of the process the driver has unregistered it already.
+    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    return run
+
+
+def _refused(num_bytes: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"{num_bytes / _GIB:.2f} GiB of host memory for the weights of a layer cannot be pinned ({why}); lower "
+        "cpu_offload_gb, or raise the limit of locked memory (ulimit -l, or the container's memory)"
+    )

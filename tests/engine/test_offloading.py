@@ -1,0 +1,92 @@
+"""Weights in host memory: which layers stream, what the GPU gains, and what the user is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.resolve import GIB, resolve
+from headrace.engine.settings import Settings
+from headrace.errors import ConfigError
+from headrace.hardware import GpuFacts, MachineFacts
+from headrace.hardware.host_link import pcie
+from headrace.models import ModelSpec, RopeSpec
+
+SPEC = ModelSpec(  # 0.875 GiB a layer in 16 bits, and embeddings of 0.5 GiB
+    family="llama",
+    vocab_size=65536,
+    hidden_size=4096,
+    intermediate_size=32768,
+    num_layers=32,
+    num_heads=64,
+    num_kv_heads=64,
+    head_dim=64,
+    max_model_len=1024,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    windows=(None,) * 32,
+    tie_embeddings=True,
+)
+GPU = GpuFacts("a gpu", 24 * GIB, 23 * GIB, (9, 0), step_memory=GIB, host_link=pcie(5))
+FACTS = MachineFacts("a cpu", 8, total_memory=128 * GIB, free_memory=64 * GIB, gpu=GPU)
+
+
+def resolved(facts: MachineFacts = FACTS, **config: Any) -> Settings:
+    return resolve(EngineConfig(**config), SPEC, facts)
+
+
+def reason(settings: Settings, name: str) -> str:
+    return next(choice.reason for choice in settings.choices if choice.name == name)
+
+
+def test_a_model_larger_than_the_gpu_fits_with_its_layers_in_host_memory() -> None:
+    with pytest.raises(ConfigError, match="leave no room for a KV cache"):
+        resolved()
+    settings = resolved(cpu_offload_gb=16)
+    assert settings.cpu_offload_gb == 16
+    assert reason(settings, "cpu_offload_gb").startswith("21 of 32 layers stream from 18.38 GiB")
+
+
+def test_the_kv_cache_gets_what_is_freed() -> None:
+    few, more = (resolved(cpu_offload_gb=gib, max_num_seqs=512) for gib in (16, 18))
+    block_bytes = SPEC.kv_elements_per_token * 2 * 16
+    assert (more.num_blocks - few.num_blocks) * block_bytes == pytest.approx(2 * GIB, rel=0.4)  # whole layers
+    assert more.num_blocks > few.num_blocks
+
+
+def test_fewer_layers_stream_if_they_are_quantized_and_that_is_enough() -> None:
+    assert reason(resolved(cpu_offload_gb=4, quantization="fp8"), "cpu_offload_gb").startswith("12 of 32 layers")
+
+
+def test_the_warning_says_what_the_bus_allows() -> None:
+    (warning,) = (text for text in resolved(cpu_offload_gb=16, max_num_seqs=100).warnings if "copies" in text)
+    assert "at 54 GB/s (PCIe 5.0 x16)" in warning and "tokens/s, and 100 together up to" in warning
+    unknown = replace(FACTS, gpu=replace(GPU, host_link=None))
+    assert any("PCIe 4.0 x16 is assumed" in text for text in resolved(unknown, cpu_offload_gb=16).warnings)
+
+
+def test_a_cpu_ignores_it_and_says_why() -> None:
+    settings = resolved(replace(FACTS, gpu=None), cpu_offload_gb=4, gpu_memory_utilization=1.0)
+    assert settings.cpu_offload_gb == 0
+    assert "all weights are in host memory" in reason(settings, "cpu_offload_gb")
+
+
+def test_more_than_the_free_host_memory_is_refused_with_the_numbers() -> None:
+    little = replace(FACTS, free_memory=8 * GIB)
+    with pytest.raises(ConfigError, match=r"needs 18\.\d GiB of host memory, and 8.0 GiB are free"):
+        resolved(little, cpu_offload_gb=16)
+
+
+def test_drafting_with_the_first_layers_is_refused() -> None:
+    drafts = {"method": "early_exit", "num_layers": 4, "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="early_exit"):
+        resolved(cpu_offload_gb=16, speculative_config=drafts)
+
+
+def test_a_number_that_is_no_size_is_refused() -> None:
+    for value in (-1, "8", float("nan"), True):
+        with pytest.raises(ConfigError, match="cpu_offload_gb must be a number of GiB"):
+            EngineConfig(cpu_offload_gb=value)  # type: ignore[arg-type]
