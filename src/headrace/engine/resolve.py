@@ -8,7 +8,7 @@ from typing import TypedDict
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
-from headrace.engine.speculating import choose_speculation
+from headrace.engine.speculating import check_speculation, choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
@@ -109,6 +109,7 @@ class Resolver:
         device = self._device()
         self._ranks = RankLayout(config, self._spec, self._facts, on_gpu=self._on_gpu)
         self._ranks.decide(self._note, self._warnings.append)
+        check_speculation(config, self._spec, self._draft, on_gpu=self._on_gpu)
         dtype = self._dtype()
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
@@ -532,7 +533,7 @@ class Resolver:
     def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
         num_bytes = shards.num_params * BYTES_OF[dtype]
         if self._draft is not None:
-            num_bytes += self._draft.num_params * BYTES_OF[dtype]
+            num_bytes += self._ranks.shards_of_draft(self._draft).num_params * BYTES_OF[dtype]
         kind = self._kind_in_memory
         if kind is not None:
             num_packed = shards.num_linear_params
@@ -549,7 +550,7 @@ class Resolver:
         return stored.kind if self._on_gpu and stored.stays_packed else None
 
     def _block_bytes(self, dtype: str) -> int:
-        of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token
+        of_draft = 0 if self._draft is None else self._ranks.shards_of_draft(self._draft).spec.kv_elements_per_token
         num_elements = self._ranks.first_shards.spec.kv_elements_per_token + of_draft
         return num_elements * BYTES_OF[dtype] * self._config.block_size
 
