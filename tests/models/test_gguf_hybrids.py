@@ -271,7 +271,7 @@ def eps_of(config: Any) -> float:
 
 
 LIKE_OTHERS = (
-    *("falcon-h1, normed after the gate", "nemotron-h", "qwen3-next", "qwen3.5 moe"),
+    *("mamba 2", "falcon-h1, normed after the gate", "nemotron-h", "qwen3-next", "qwen3.5 moe"),
     *("deepseek v2-lite", "deepseek v2"),
 )
 

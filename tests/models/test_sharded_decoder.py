@@ -17,12 +17,14 @@ from headrace.dist.mesh import Mesh
 from headrace.errors import ConfigError
 from headrace.models import Decoder, ModelSpec, load_decoder, open_checkpoint
 from headrace.models.hub_config import spec_from_config
-from headrace.models.shards import Shards, check_divisible
+from headrace.models.shards import Shards, check_divisible, check_stages
 from headrace.models.spec import MixtureSpec
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import slice_of
 from tests import seeds
 from tests.dist.ranks import on_ranks
+from tests.engine.tiny import FAMILIES as TINY_FAMILIES
+from tests.engine.tiny import HYBRIDS, SHAPE
 from tests.models.test_more_families import MODELS, build
 from tests.models.test_parity import FAMILIES, MAX_LENS, SCHEDULES, SMALL, TEXT_LENS, PagedRun, randomize
 from tests.tolerances import assert_logits
@@ -245,6 +247,20 @@ def test_a_number_of_ranks_that_the_heads_do_not_allow_is_refused_with_the_numbe
     check_divisible(spec, 4, evenly=True)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=8 .* 4 query heads, 2 KV heads, .* evenly: 2, 4"):
         check_divisible(spec, 8, evenly=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("gemma3n", "not supported for Gemma 3n"), *((family, "layers with a recurrent state") for family in HYBRIDS)],
+)
+def test_families_that_cannot_be_divided_are_refused_with_the_reason(family: str, reason: str) -> None:
+    config_class, model_class, extra = TINY_FAMILIES[family]
+    config = config_class(**SHAPE | extra).to_dict() | {"architectures": [model_class.__name__]}
+    spec = spec_from_config(config)
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size=2 .*{reason}"):
+        check_divisible(spec, 2, evenly=False)
+    with pytest.raises(ConfigError, match=f"pipeline_parallel_size=2 .*{reason}"):
+        check_stages(spec, 2)
 
 
 def test_uneven_parts_are_refused_where_they_must_be_equal() -> None:
