@@ -9,7 +9,8 @@ from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.client import Client, EngineClient
 from headrace.engine.core import EngineCore
-from headrace.engine.start import Engine, open_model, tokenizer_of
+from headrace.engine.opening import open_model
+from headrace.engine.start import Engine, tokenizer_of
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
 from headrace.server import serve

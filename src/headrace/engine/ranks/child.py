@@ -231,7 +231,7 @@ def _load(start: wire.Start) -> _Loaded:
     from headrace.dist.collectives import connect
     from headrace.engine import runners
     from headrace.engine.drafts import load_draft, open_draft
-    from headrace.engine.start import open_model
+    from headrace.engine.opening import open_model
     from headrace.models import Decoder
 
     checkpoint = open_model(start.config)
