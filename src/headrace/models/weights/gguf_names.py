@@ -154,9 +154,8 @@ def _computed_in(layer: int, spec: ModelSpec) -> Iterator[tuple[str, Computed]]:
         yield "self_attn.kv_b_proj.weight", Computed(stored, join, _joined_shape)
     if not spec.has_state(layer):
         return
-    is_tiled = isinstance(spec.recurrent, GatedDeltaSpec) and spec.recurrent.num_heads > spec.recurrent.num_key_heads
     yield from _state_tensors(prefix)
-    if isinstance(spec.recurrent, GatedDeltaSpec) and is_tiled and spec.family.startswith("qwen3_5"):
+    if isinstance(spec.recurrent, GatedDeltaSpec) and spec.family.startswith("qwen3_5"):
         yield from _untiled_tensors(prefix, spec.recurrent)
 
 
@@ -208,7 +207,7 @@ def _joined_shape(keys: Shape, values: Shape) -> Shape:
 
 def _untiled_tensors(prefix: str, spec: GatedDeltaSpec) -> Iterator[tuple[str, Computed]]:
     keys = 2 * spec.num_key_heads * spec.key_dim  # rows of queries and keys, which come before those of values
-    values = (spec.num_heads * spec.value_dim,)
+    num_values = spec.num_heads * spec.value_dim
 
     def untiled(width: int, *, axis: int = 0) -> Callable[[Array], Array]:
         return partial(_untiled, spec=spec, width=width, axis=axis)
@@ -219,7 +218,7 @@ def _untiled_tensors(prefix: str, spec: GatedDeltaSpec) -> Iterator[tuple[str, C
     def kernels(stored: Array) -> Array:
         return np.concatenate([stored[:keys], of_values(stored)])[:, None]
 
-    yield "recurrent.v_proj.weight", Computed((f"{prefix}attn_qkv.weight",), of_values, lambda s: (*values, *s[1:]))
+    yield "recurrent.v_proj.weight", Computed((f"{prefix}attn_qkv.weight",), of_values, lambda s: (num_values, *s[1:]))
     yield "recurrent.conv1d.weight", Computed((f"{prefix}ssm_conv1d.weight",), kernels, _kernel_shape)
     for name, stored, compute in (
         ("z_proj.weight", "attn_gate.weight", untiled(spec.value_dim)),
