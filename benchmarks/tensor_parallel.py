@@ -1,13 +1,13 @@
-"""Measures tensor parallelism on the CPU: plan messages, sums over the ranks, and whole engines.
+"""Measures tensor and pipeline parallelism on the CPU: plan messages, sums over the ranks, and whole engines.
 
 Usage: python benchmarks/tensor_parallel.py [--rounds 2] [--only PART ...] [--output results.json]
 
     messages   bytes of the plan of a decode step, and the time to encode it, send it through a socket pair and decode
-               it, by the number of sequences; steady steps without and with table writes (one sequence in 16), and a
-               step whose slots have changed
+               it, by the number of sequences; steady steps without and with table writes (one sequence in 16), a step
+               whose slots have changed, and one that verifies four drafts of each sequence
     sums       an all-reduce of two processes with one thread each over Gloo, by the rows of a decode step
-    engines    generated tokens per second of one process with two threads, and of two ranks with one thread each, both
-               loaded and in turn: the embedded model, and random weights of a larger one
+    engines    generated tokens per second of one process with two threads, of two tensor ranks and of two stages with
+               one thread each, all loaded and in turn: the embedded model, and random weights of a larger one
 
 The ranks share two cores: what is measured is the cost of dividing a model, not a gain.
 """
@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +37,7 @@ from headrace.dist.mesh import Mesh
 from headrace.engine.process.channel import Channel
 from headrace.engine.ranks import wire
 from headrace.hardware.describe import package_versions
-from headrace.steps import StepPlan, TableWrites
+from headrace.steps import Drafts, StepPlan, TableWrites
 
 LARGER: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,6 +53,7 @@ LARGER: dict[str, Any] = {
     "eos_token_id": 0,
 }
 NUM_PROMPTS, PROMPT_LEN, ANSWER_LEN = 16, 32, 32
+MAX_DRAFTING_SEQS = 32  # of a GPU
 ALL_REDUCE_ROWS = (1, 8, 32, 128)
 HIDDEN_SIZE = 1024
 
@@ -67,6 +69,11 @@ def plan_of(num_seqs: int, *, is_steady: bool, num_writes: int) -> StepPlan:
         table_writes=TableWrites(column, column, column) if num_writes else None,
         is_steady=is_steady,
     )
+
+
+def with_drafts(plan: StepPlan, num_drafts: int = 4) -> StepPlan:
+    lens = np.full(len(plan.slots), num_drafts, np.int64)
+    return replace(plan, num_tokens=lens + 1, drafts=Drafts(lens, np.arange(lens.sum(), dtype=np.int64)))
 
 
 def message_cost(plan: StepPlan, repeats: int = 2000) -> dict[str, float]:
@@ -101,12 +108,14 @@ def message_cost(plan: StepPlan, repeats: int = 2000) -> dict[str, float]:
 
 def messages() -> list[dict[str, Any]]:
     found = []
-    for num_seqs in (1, 128, 1024):
+    for num_seqs in (1, MAX_DRAFTING_SEQS, 128, 1024):
         kinds = {
             "steady": plan_of(num_seqs, is_steady=True, num_writes=0),
             "steady, with table writes": plan_of(num_seqs, is_steady=True, num_writes=-(-num_seqs // 16)),
             "changed slots": plan_of(num_seqs, is_steady=False, num_writes=0),
         }
+        if num_seqs <= MAX_DRAFTING_SEQS:
+            kinds["four drafts each"] = with_drafts(kinds["changed slots"])
         found += [{"num_seqs": num_seqs, "step": kind, **message_cost(plan)} for kind, plan in kinds.items()]
     return found
 
@@ -159,18 +168,18 @@ def tokens_per_second(llm: LLM, vocab_size: int, num_prompts: int, seed: int) ->
 
 def engines(model: str, rounds: int, **settings: Any) -> dict[str, Any]:
     common = {"device": "cpu", "num_threads": 2, "max_num_seqs": NUM_PROMPTS, "max_model_len": 512, **settings}
-    llms = {size: LLM(model, tensor_parallel_size=size, num_gpu_blocks_override=1024, **common) for size in (1, 2)}
+    layouts = {"one process": {}, "two ranks": {"tensor_parallel_size": 2}, "two stages": {"pipeline_parallel_size": 2}}
+    llms = {name: LLM(model, num_gpu_blocks_override=1024, **common | sizes) for name, sizes in layouts.items()}
     found: dict[str, Any] = {}
     try:
         for num_prompts in (1, NUM_PROMPTS):
-            rates: dict[int, list[float]] = {1: [], 2: []}
+            rates: dict[str, list[float]] = {name: [] for name in llms}
             for number in range(rounds + 1):
-                for size, llm in llms.items():
+                for name, llm in llms.items():
                     rate = tokens_per_second(llm, llm.spec.vocab_size, num_prompts, seed=number)
-                    rates[size] += [round(rate, 1)] if number else []  # the first round warms up
+                    rates[name] += [round(rate, 1)] if number else []  # the first round warms up
             found[f"{num_prompts} prompts"] = {
-                f"tensor_parallel_size {size}": {"tokens_per_s": median(each), "rounds": each}
-                for size, each in rates.items()
+                name: {"tokens_per_s": median(each), "rounds": each} for name, each in rates.items()
             }
     finally:
         for llm in llms.values():

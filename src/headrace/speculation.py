@@ -39,6 +39,7 @@ class SpeculativeConfig:
     lookup_max: int = DEFAULT_LOOKUP[1]
     model: str | None = None  # of `draft_model`
     revision: str | None = None
+    draft_tensor_parallel_size: int | None = None  # None: that of the model, which is the only one that is supported
     num_layers: int | None = None  # of `early_exit`: the model's first layers, which draft
 
 
@@ -74,6 +75,7 @@ def speculative_config(
         lookup_max=lookup_max,
         model=str(values["model"]) if method == "draft_model" else None,
         revision=values.get("revision"),
+        draft_tensor_parallel_size=_number(values, "draft_tensor_parallel_size", None, 1 << 20),
         num_layers=_number(values, "num_layers", None, 1 << 20) if method == "early_exit" else None,
     )
 
@@ -120,10 +122,6 @@ def _check_keys(values: Mapping[str, Any], method: Method) -> None:
                 raise ConfigError(
                     f"speculative_config's {key} belongs to method {other!r}, and the method is {method!r}"
                 )
-    if values.get("draft_tensor_parallel_size", 1) != 1:
-        raise ConfigError(
-            "speculative_config's draft_tensor_parallel_size can only be 1: a draft model has one process"
-        )
     if not isinstance(values.get("revision", ""), str):
         raise ConfigError(f"speculative_config's revision must be text, got {values['revision']!r}")
     if method == "early_exit" and "num_layers" not in values:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
@@ -24,6 +25,7 @@ from headrace.types import Request
 HANG, RAISE, EXIT, BREAK, SECRETLY_REFUSED = 1, 2, 3, 4, 5  # first tokens of prompts that trigger a fault
 VOCAB_SIZE = 1000
 EOS = 999
+HANG_FILE, HANGS_AFTER = "HEADRACE_TEST_HANG_FILE", 60  # of `HangsOnce`: the variable with its path, and steps
 
 
 class FaultyRunner(FakeRunner):
@@ -36,6 +38,17 @@ class FaultyRunner(FakeRunner):
                     raise RuntimeError("the device is on fire")
                 case 3:
                     os._exit(3)
+        return super().submit(plan, masks)
+
+
+class HangsOnce(FakeRunner):
+    """Hangs after some steps if there is a file, which it removes: in the next process there is none."""
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+        file = Path(os.environ[HANG_FILE])
+        if self.num_steps >= HANGS_AFTER and file.exists():
+            file.unlink()
+            threading.Event().wait()
         return super().submit(plan, masks)
 
 
@@ -64,6 +77,13 @@ def faulty(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
     settings = settings_of(config)
     runner = FaultyRunner(max_num_seqs=settings.max_num_seqs, vocab_size=VOCAB_SIZE)
     core = FaultyCore(Scheduler(settings.limits), runner, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE, seed=config.seed)
+    return LoadedCore(core, settings)
+
+
+def hangs_once(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
+    settings = settings_of(config)
+    runner = HangsOnce(max_num_seqs=settings.max_num_seqs, vocab_size=256)
+    core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=(0,), vocab_size=256, seed=config.seed)
     return LoadedCore(core, settings)
 
 

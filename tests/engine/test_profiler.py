@@ -19,7 +19,7 @@ from headrace.startup import ignore_stage
 from tests.engine.cores import faulty
 
 
-def generate(llm: LLM, num_tokens: int = 24) -> list[tuple[int, ...]]:
+def generate(llm: LLM, num_tokens: int = 6) -> list[tuple[int, ...]]:
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0, detokenize=False)
     outputs = llm.generate([[5, 6, 7, 8 + i] for i in range(4)], params, use_tqdm=False)
     return [tuple(output.outputs[0].token_ids) for output in outputs]

@@ -184,8 +184,7 @@ def test_a_step_takes_drafts_up_to_the_first_that_was_not_sampled() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"speculative_config": NGRAM, "tensor_parallel_size": 2}, "not supported with tensor_parallel_size=2"),
-        ({"speculative_config": NGRAM, "pipeline_parallel_size": 2}, "not supported with pipeline_parallel_size=2"),
+        ({"speculative_config": NGRAM, "pipeline_parallel_size": 2}, "one stage at a time would work"),
         ({"speculative_config": {"method": "early_exit", "num_layers": 3}}, "less than the model's 3 layers"),
         ({"speculative_config": {"method": "eagle", "model": "x"}}, "method='eagle' is not supported"),
         ({"speculative_config": {"num_spec_tokens": 2}}, "has no key 'num_spec_tokens'"),
@@ -208,6 +207,30 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tiny_directory: Path, 
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has 321 tokens, and the model 320"):
         LLM(str(tiny_directory), speculative_model=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("draft", "changes", "reason"),
+    [
+        ({}, {"draft_tensor_parallel_size": 1}, "draft_tensor_parallel_size=1 must be tensor_parallel_size=2"),
+        (
+            {"num_attention_heads": 1, "num_key_value_heads": 1},
+            {},
+            "the draft model .* tensor_parallel_size=2 does not divide the model: 1 query heads",
+        ),
+    ],
+)
+def test_a_draft_model_that_the_ranks_of_the_model_cannot_divide_is_refused(
+    draft: dict[str, Any], changes: dict[str, Any], reason: str, tiny_directory: Path, tmp_path: Path
+) -> None:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE | draft)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        LLM(
+            str(tiny_directory),
+            device="cpu",
+            tensor_parallel_size=2,
+            speculative_config={"model": str(tmp_path), **changes},
+        )
 
 
 def test_zero_tokens_turn_it_off() -> None:

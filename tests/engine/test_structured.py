@@ -156,10 +156,10 @@ def test_constrained_sequences_in_the_batch_do_not_change_an_answer(llm: LLM) ->
 
 def test_prefix_caching_chunks_and_preemption_do_not_change_an_answer(tiny_directory: Path) -> None:
     head = prompts(1, seed=4)[0] * 2
-    asked = [head + tail for tail in prompts(12, seed=5)]
+    asked = [head + tail for tail in prompts(8, seed=5)]
     regex = "[a-z ]{90,100}[0-9]"
-    params = [dataclasses.replace(structured(regex=regex), seed=i, temperature=0.9, max_tokens=110) for i in range(12)]
-    with LLM(str(tiny_directory), max_num_seqs=12, num_gpu_blocks_override=400) as roomy:
+    params = [dataclasses.replace(structured(regex=regex), seed=i, temperature=0.9, max_tokens=110) for i in range(8)]
+    with LLM(str(tiny_directory), max_num_seqs=8, num_gpu_blocks_override=400) as roomy:
         expected = answers(roomy.generate(asked, params, use_tqdm=False))
     tight = {"max_num_seqs": 6, "num_gpu_blocks_override": 30, "max_num_batched_tokens": 24, "max_model_len": 256}
     with LLM(str(tiny_directory), **tight) as llm:

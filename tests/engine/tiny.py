@@ -303,7 +303,7 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "nemotron_h",
     "qwen3_5",
 }
-DIVIDED = [name for name in FAMILIES if name != "gemma3n"]  # those that run on several ranks
+DIVIDED = [name for name in FAMILIES if name not in ("gemma3n", *HYBRIDS)]  # those that run on several ranks
 MIXTURES = (
     "llama4",
     "mixtral",

@@ -422,8 +422,8 @@ def test_a_llama_file_that_counts_no_experts_is_dense(tmp_path: Path) -> None:
 
 def test_a_mixture_of_another_kind_is_refused_as_such(tmp_path: Path) -> None:
     tensors = {"token_embd.weight": np.zeros((96, 64), np.float32)}
-    path = write(tmp_path / "model.gguf", tensors, architecture="deepseek2", extra={"deepseek2.expert_count": 64})
+    path = write(tmp_path / "model.gguf", tensors, architecture="grok", extra={"grok.expert_count": 64})
     with pytest.raises(
-        UnsupportedModelError, match=r"'deepseek2' is not supported: it is a mixture of experts of a kind.*qwen3moe"
+        UnsupportedModelError, match=r"'grok' is not supported: it is a mixture of experts of a kind.*qwen3moe"
     ):
         open_checkpoint(str(path))

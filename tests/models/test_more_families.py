@@ -12,8 +12,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from headrace.errors import UnsupportedModelError
+from headrace.models import dense_traits, load_decoder, open_checkpoint
+from headrace.models.hub_config import spec_from_config
 from headrace.models.spec import ModelSpec
 from tests import seeds
+from tests.models.test_gguf import gguf_name, interleave, logits, write
 from tests.models.test_parity import SCHEDULES, TEXT_LENS, PagedRun, is_gain, load
 from tests.tolerances import assert_logits
 
@@ -281,6 +285,59 @@ def test_internlm_2_is_a_llama_with_fused_projections(tmp_path: Path) -> None:
         tensors[f"{prefix}attention.wqkv.weight"] = torch.cat(groups, dim=1).flatten(0, 1).contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     assert check(model, tmp_path).family == "internlm2"
+
+
+@pytest.mark.parametrize("source", ["safetensors", "gguf"])
+@pytest.mark.parametrize("rotates", [True, False], ids=["7b", "13b"])
+def test_baichuan_is_a_llama_with_a_rope_or_alibi_and_a_normed_head(
+    rotates: bool, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no such model in transformers. At position 0 a rope does nothing; ALiBi is then a mask."""
+    monkeypatch.setattr(dense_traits, "BAICHUAN_ROTATES", {TINY["hidden_size"]: rotates})
+    monkeypatch.setattr(dense_traits, "BAICHUAN_2_VOCABULARY", VOCAB_SIZE)
+    torch.manual_seed(5)
+    model = causal("Llama", num_attention_heads=8, num_key_value_heads=8, head_dim=4).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    model.save_pretrained(tmp_path)
+    tensors = rename(tmp_path, {}, architectures=["BaichuanForCausalLM"])
+    path = save_baichuan(tensors, tmp_path) if source == "gguf" else tmp_path
+    for layer in range(2):
+        parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+        tensors[f"model.layers.{layer}.self_attn.W_pack.weight"] = torch.cat(parts)
+    save_file(tensors, tmp_path / "model.safetensors")
+    ours = load_decoder(open_checkpoint(str(path)), dtype=torch.float32)
+    text = torch.arange(40)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight))
+        expected = model(text[None], **({} if rotates else alibi_inputs(40, 8))).logits[0]
+    torch.testing.assert_close(logits(ours, text), expected, atol=2e-4, rtol=2e-4)
+    assert expected.std() > 0.3
+
+
+def alibi_inputs(length: int, num_heads: int) -> dict[str, torch.Tensor]:
+    slopes = torch.tensor([2.0 ** -(head + 1) for head in range(num_heads)])  # of eight heads
+    positions = torch.arange(length)
+    distances = (positions[None] - positions[:, None]).float()
+    mask = slopes[:, None, None] * distances + torch.triu(torch.full((length, length), -torch.inf), 1)
+    return {"attention_mask": mask[None], "position_ids": torch.zeros(1, length, dtype=torch.int64)}
+
+
+def save_baichuan(tensors: Mapping[str, torch.Tensor], directory: Path) -> Path:
+    """As llama.cpp's converter writes it: queries and keys in the order for neighbouring pairs."""
+    arrays = {gguf_name(name, "llama"): tensor.numpy() for name, tensor in tensors.items()}
+    rotated = {name: interleave(each, 8) for name, each in arrays.items() if name.endswith(("_q.weight", "_k.weight"))}
+    numbers = {key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    numbers |= {"num_attention_heads": 8, "num_key_value_heads": 8}
+    extra = {"baichuan.tensor_data_layout": "Meta AI original pth", "baichuan.rope.dimension_count": 4}
+    return write(directory / "m.gguf", arrays | rotated, architecture="baichuan", extra=extra, **numbers)
+
+
+def test_baichuan_of_another_size_is_refused() -> None:
+    config = transformers.LlamaConfig(**TINY).to_dict() | {"architectures": ["BaichuanForCausalLM"]}
+    with pytest.raises(UnsupportedModelError, match="hidden_size=32 is not supported: only the sizes of 7B and 13B"):
+        spec_from_config(config)
 
 
 def test_internlm_3_is_a_llama_with_biases(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ LATENT = "multi-head latent attention"
 RECURRENT = "recurrent layers"
 MIXTURE = "a mixture of experts of a kind"
 REFUSED = {
-    "baichuan": UNKNOWN,
     "chatglm": UNKNOWN,
     "deepseek": MIXTURE,
     "deepseek-ai/DeepSeek-V3.2": SPARSE,

@@ -17,13 +17,15 @@ from headrace.dist.mesh import Mesh
 from headrace.errors import ConfigError
 from headrace.models import Decoder, ModelSpec, load_decoder, open_checkpoint
 from headrace.models.hub_config import spec_from_config
-from headrace.models.shards import Shards, check_divisible
+from headrace.models.shards import Shards, check_divisible, check_stages
 from headrace.models.spec import MixtureSpec
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import slice_of
 from tests import seeds
 from tests.dist.ranks import on_ranks
-from tests.models.test_more_families import build
+from tests.engine.tiny import FAMILIES as TINY_FAMILIES
+from tests.engine.tiny import HYBRIDS, SHAPE
+from tests.models.test_more_families import MODELS, build
 from tests.models.test_parity import FAMILIES, MAX_LENS, SCHEDULES, SMALL, TEXT_LENS, PagedRun, randomize
 from tests.tolerances import assert_logits
 
@@ -43,6 +45,9 @@ TELLING = (
     "gemma 3",
     "cohere 2",
 )
+
+
+MORE_FAMILIES = [name for name in MODELS if name != "gemma 3n"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,7 +78,8 @@ def check_logits(
     *,
     whole_experts: bool = False,
 ) -> None:
-    texts = [torch.randint(model.config.vocab_size, (length,)) for length in TEXT_LENS]
+    vocab_size = model.config.get_text_config().vocab_size
+    texts = [torch.randint(vocab_size, (length,)) for length in TEXT_LENS]
 
     def run(group: TensorGroup) -> PagedRun:
         run = PagedRun(load_part(directory, group, max_len=max_len), texts)
@@ -98,10 +104,11 @@ def test_two_ranks_compute_the_logits_of_transformers(name: str, tmp_path: Path)
     [
         ("deepseek v3", 2),
         ("command r+", 2),
-        pytest.param("deepseek v2-lite", 3, marks=pytest.mark.slow),
-        pytest.param("stablelm 2 12b", 3, marks=pytest.mark.slow),
-        pytest.param("bloom", 3, marks=pytest.mark.slow),
-        pytest.param("falcon-rw", 2, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, size, marks=pytest.mark.slow)
+            for name, size in itertools.product(MORE_FAMILIES, (2, 3))
+            if (name, size) not in (("deepseek v3", 2), ("command r+", 2), ("gpt-j", 3))  # gpt-j has two heads
+        ),
     ],
 )
 def test_latents_are_whole_on_every_rank_and_norms_and_slopes_of_heads_are_divided(
@@ -110,6 +117,20 @@ def test_latents_are_whole_on_every_rank_and_norms_and_slopes_of_heads_are_divid
     model = build(name)
     model.save_pretrained(tmp_path)
     check_logits(tmp_path, model, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3-vl moe", "qwen2 moe", "olmoe", "phi-3.5 moe", "ernie 4.5 moe", "granite moe with a shared expert"),
+        *("glm 4.5", "dots1", "deepseek v2", "deepseek v3", "gpt-oss", "minimax m2"),
+    ],
+)
+def test_more_mixtures_compute_the_logits_of_transformers_with_whole_experts(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    check_logits(tmp_path, model, 2, whole_experts=True)
 
 
 @pytest.mark.slow
@@ -226,6 +247,20 @@ def test_a_number_of_ranks_that_the_heads_do_not_allow_is_refused_with_the_numbe
     check_divisible(spec, 4, evenly=True)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=8 .* 4 query heads, 2 KV heads, .* evenly: 2, 4"):
         check_divisible(spec, 8, evenly=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("gemma3n", "not supported for Gemma 3n"), *((family, "layers with a recurrent state") for family in HYBRIDS)],
+)
+def test_families_that_cannot_be_divided_are_refused_with_the_reason(family: str, reason: str) -> None:
+    config_class, model_class, extra = TINY_FAMILIES[family]
+    config = config_class(**SHAPE | extra).to_dict() | {"architectures": [model_class.__name__]}
+    spec = spec_from_config(config)
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size=2 .*{reason}"):
+        check_divisible(spec, 2, evenly=False)
+    with pytest.raises(ConfigError, match=f"pipeline_parallel_size=2 .*{reason}"):
+        check_stages(spec, 2)
 
 
 def test_uneven_parts_are_refused_where_they_must_be_equal() -> None:

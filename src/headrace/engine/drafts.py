@@ -14,6 +14,7 @@ from headrace.startup import OnStage, ignore_stage
 from headrace.text import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    from headrace.dist.collectives import Groups
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
 
 _COMPARED_IDS = 997  # of every so many ids, the text in both tokenizers is compared
@@ -55,10 +56,12 @@ def check_tokenizer(config: EngineConfig, draft: Checkpoint, tokenizer: Tokenize
             )
 
 
-def load_draft(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage = ignore_stage) -> Decoder:
-    """Load the weights of a draft model, in the engine's dtype."""
+def load_draft(
+    checkpoint: Checkpoint, settings: Settings, on_stage: OnStage = ignore_stage, *, groups: Groups | None = None
+) -> Decoder:
+    """Load the weights of a draft model, or this rank's part of them, in the engine's dtype."""
     from headrace.models.decoder import Decoder
 
-    draft = load_model(checkpoint, replace(settings, quantization=None), on_stage)
+    draft = load_model(checkpoint, replace(settings, quantization=None), on_stage, groups)
     assert isinstance(draft, Decoder)
     return draft

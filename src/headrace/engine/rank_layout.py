@@ -48,6 +48,10 @@ class RankLayout:
         mesh = Mesh(0, self._size, stage, self._num_stages, self._config.enable_expert_parallel)
         return Shards(self._spec, mesh)
 
+    def shards_of_draft(self, draft: ModelSpec) -> Shards:
+        """Those of the first rank. A draft model has one stage."""
+        return Shards(draft, Mesh(0, self._size, whole_experts=self._config.enable_expert_parallel))
+
     @property
     def end_stages(self) -> set[int]:
         """The first and the last stage, which have more than layers."""

@@ -17,7 +17,7 @@ from headrace.engine.offloading import (
 )
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
-from headrace.engine.speculating import choose_speculation
+from headrace.engine.speculating import check_speculation, choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
@@ -121,6 +121,7 @@ class Resolver:
         device = self._device()
         self._ranks = RankLayout(config, self._spec, self._facts, on_gpu=self._on_gpu)
         self._ranks.decide(self._note, self._warnings.append)
+        check_speculation(config, self._spec, self._draft, on_gpu=self._on_gpu)
         dtype = self._dtype()
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
@@ -573,7 +574,8 @@ class Resolver:
 
     def _weight_bytes(self, dtype: str) -> int:
         """The weights of the rank with the most: the first stage also has the embeddings, the last one the head."""
-        of_draft = 0 if self._draft is None else self._draft.num_params * BYTES_OF[dtype]
+        draft = self._draft
+        of_draft = 0 if draft is None else self._ranks.shards_of_draft(draft).num_params * BYTES_OF[dtype]
         stages = self._ranks.end_stages
         return of_draft + max(gpu_bytes(self._sizes(stage, dtype), self._streamed(dtype, stage)) for stage in stages)
 
@@ -595,7 +597,7 @@ class Resolver:
         return stored.kind if self._on_gpu and stored.stays_packed else None
 
     def _block_bytes(self, dtype: str) -> int:
-        of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token
+        of_draft = 0 if self._draft is None else self._ranks.shards_of_draft(self._draft).spec.kv_elements_per_token
         num_elements = self._ranks.first_shards.spec.kv_elements_per_token + of_draft
         return num_elements * BYTES_OF[dtype] * self._config.block_size
 

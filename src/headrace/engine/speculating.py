@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.models.shards import check_divisible
 from headrace.models.spec import ModelSpec
 from headrace.speculation import Speculation, SpeculativeConfig
 
@@ -26,11 +27,10 @@ def choose_speculation(
     max_num_batched_tokens: int,
     max_model_len: int,
 ) -> Speculation | None:
-    """`draft` is the draft model, where it is known."""
+    """`draft` is the draft model, where it is known. `check_speculation` comes first."""
     speculative = config.speculative
     if speculative is None:
         return None
-    _refuse_unsupported(config, speculative, spec, draft)
     if draft is not None and draft.max_model_len < max_model_len:
         raise ConfigError(
             f"the draft model {speculative.model!r} has a context of {draft.max_model_len:,} tokens, and max_model_len "
@@ -49,15 +49,25 @@ def choose_speculation(
     )
 
 
+def check_speculation(config: EngineConfig, spec: ModelSpec, draft: ModelSpec | None, *, on_gpu: bool) -> None:
+    """Refuse what is not supported with speculative decoding."""
+    speculative = config.speculative
+    if speculative is None:
+        return
+    _refuse_unsupported(config, speculative, spec, draft)
+    if draft is not None:
+        _check_ranks(config, speculative, draft, on_gpu=on_gpu)
+
+
 def _refuse_unsupported(
     config: EngineConfig, speculative: SpeculativeConfig, spec: ModelSpec, draft: ModelSpec | None
 ) -> None:
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if (size := getattr(config, name)) > 1:
-            raise ConfigError(
-                f"speculative decoding is not supported with {name}={size}: ranks take one token of a decoding "
-                f"sequence in a step; leave out one of them"
-            )
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"speculative decoding is not supported with pipeline_parallel_size={config.pipeline_parallel_size}: a "
+            "step with drafts waits for the result of the one before it, so that one stage at a time would work; "
+            "leave out one of them, or use tensor_parallel_size"
+        )
     if spec.recurrent is not None or (draft is not None and draft.recurrent is not None):
         raise ConfigError(
             "speculative decoding is not supported where layers have a recurrent state: a draft that is not accepted "
@@ -72,6 +82,21 @@ def _refuse_unsupported(
             f"speculative_config's num_layers={speculative.num_layers} must be less than the model's "
             f"{spec.num_layers} layers"
         )
+
+
+def _check_ranks(config: EngineConfig, speculative: SpeculativeConfig, draft: ModelSpec, *, on_gpu: bool) -> None:
+    """A draft model is divided over the ranks of the model: then all of them have the same drafts, bitwise."""
+    size, own_size = config.tensor_parallel_size, speculative.draft_tensor_parallel_size
+    if own_size not in (None, size):
+        raise ConfigError(
+            f"speculative_config's draft_tensor_parallel_size={own_size} must be tensor_parallel_size={size}: a draft "
+            "model is divided over the ranks of the model; leave it out"
+        )
+    whole_experts = config.enable_expert_parallel and draft.mixture is not None
+    try:
+        check_divisible(draft, size, evenly=on_gpu, whole_experts=whole_experts)
+    except ConfigError as error:
+        raise ConfigError(f"the draft model {speculative.model!r}: {error}") from None
 
 
 def _draft_cost(speculative: SpeculativeConfig, spec: ModelSpec, draft: ModelSpec | None) -> float:

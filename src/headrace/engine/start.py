@@ -56,6 +56,7 @@ from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    from headrace.dist.collectives import Groups
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
     from headrace.models.encoder import Encoder
 
@@ -264,8 +265,11 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
             loading = executor.submit(tokenizer_of, config, checkpoint)
-            decoder = _load_model(checkpoint, estimate, on_stage, ranks)
-            draft = None if draft_checkpoint is None else load_draft(draft_checkpoint, estimate, on_stage)
+            groups = None if ranks is None else _connect(ranks, on_stage)
+            decoder = load_model(checkpoint, estimate, on_stage, groups)
+            draft = (
+                None if draft_checkpoint is None else load_draft(draft_checkpoint, estimate, on_stage, groups=groups)
+            )
             if ahead is not None:
                 ahead.wait(on_stage)
             started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=draft)
@@ -282,13 +286,9 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
     return _core_of(model, config, started)
 
 
-def _load_model(
-    checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, ranks: RankStart | None
-) -> Decoder | Encoder:
-    if ranks is None:
-        return load_model(checkpoint, settings, on_stage)
+def _connect(ranks: RankStart, on_stage: OnStage) -> Groups:
     on_stage("ranks")
-    return load_model(checkpoint, settings, on_stage, ranks.connect())
+    return ranks.connect()
 
 
 def facts_without(model: LoadedModel) -> MachineFacts:
@@ -372,7 +372,8 @@ def _measure_and_start(
     if ranks is None:
         return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage, draft=draft), settings)
     ranks.build(settings)
-    return _StartedRunner(ranks.runner_of(start_runner(decoder, settings, step_bytes, on_stage)), settings)
+    own = start_runner(decoder, settings, step_bytes, on_stage, draft=draft)
+    return _StartedRunner(ranks.runner_of(own), settings)
 
 
 def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) -> LoadedCore:

@@ -142,6 +142,24 @@ def mpt(config: Config) -> Traits:
     return traits
 
 
+BAICHUAN_ROTATES = {4096: True, 5120: False}  # by hidden size: the 7B models have a rope, the 13B models ALiBi
+BAICHUAN_2_VOCABULARY = 125_696  # its models norm the rows of the head; configs say neither
+
+
+def baichuan(config: Config) -> Traits:
+    num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    if hidden_size not in BAICHUAN_ROTATES:
+        raise UnsupportedModelError(
+            f"Baichuan with hidden_size={hidden_size} is not supported: only the sizes of 7B and 13B, "
+            f"{' and '.join(map(str, BAICHUAN_ROTATES))}, tell whether a model has a rope or ALiBi"
+        )
+    traits: Traits = {"norms_head": config["vocab_size"] == BAICHUAN_2_VOCABULARY}
+    if BAICHUAN_ROTATES[hidden_size]:
+        return traits
+    ropeless = tuple(range(config["num_hidden_layers"]))
+    return traits | {"ropeless_layers": ropeless, "alibi_slopes": alibi_slopes(num_heads)}
+
+
 def falcon(config: Config) -> Traits:
     """Falcon. The two small RefinedWeb models have ALiBi, whose bias is scaled as the scores are."""
     traits = _falcon_without_alibi(config)

@@ -70,7 +70,9 @@ def family_of_gguf(metadata: Config) -> Family:
     architecture = metadata.get("general.architecture")
     named = [family for family in FAMILIES if architecture in family.gguf_architectures]
     for family in sorted(named, key=lambda family: family.gguf_mark is None):
-        if family.gguf_mark is None or metadata.get(f"{architecture}.{family.gguf_mark}"):
+        mark = None if family.gguf_mark is None else metadata.get(f"{architecture}.{family.gguf_mark}")
+        is_marked = bool(mark) if family.gguf_mark_value is None else mark == family.gguf_mark_value
+        if family.gguf_mark is None or is_marked:
             return family
     known = dict.fromkeys(name for family in FAMILIES for name in family.gguf_architectures)
     reason = _UNKNOWN_MIXTURE if metadata.get(f"{architecture}.expert_count") else ""

@@ -21,6 +21,7 @@ class Traits(TypedDict, total=False):
     output_bias: bool
     mlp_bias: bool
     head_bias: bool
+    norms_head: bool
     qk_norm: bool
     wide_qk_norm: bool
     head_qk_norm: bool
@@ -71,6 +72,10 @@ def _nothing(tensors: Collection[str]) -> Config:
     return {}
 
 
+def _nothing_computed(values: Config) -> Config:
+    return {}
+
+
 @dataclass(frozen=True)
 class Family:
     """One row: how its models are named, which config keys have defaults, and what distinguishes them."""
@@ -97,6 +102,9 @@ class Family:
     gguf_keys: Mapping[str, str] = field(default_factory=dict)  # its own GGUF keys -> their names in config.json
     gguf_further: Mapping[str, str] = field(default_factory=dict)  # the same, for keys that its files may omit
     gguf_mark: str | None = None  # a GGUF key that only its files have, if another family has the same architecture
+    gguf_mark_value: int | None = None  # of that key; None: any
+    gguf_reads: frozenset[str] = frozenset()  # GGUF keys that `gguf_computes` reads
+    gguf_computes: Callable[[Config], Config] = _nothing_computed  # config keys that follow from several GGUF keys
     gguf_implies: Config = field(default_factory=dict)  # what its GGUF files omit and llama.cpp assumes
     gguf_yarn: Config = field(default_factory=dict)  # the same of yarn's parameters
     gguf_tells: Callable[[Collection[str]], Config] = _nothing  # config keys that follow from a GGUF file's tensors

@@ -133,6 +133,17 @@ DENSE = (
         gguf_tells=_falcon_norms,
     ),
     Family(
+        name="baichuan",
+        models="Baichuan and Baichuan 2, 7B and 13B",
+        architectures=("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        gguf_architectures=("baichuan",),
+        traits=traits.baichuan,
+        renamed={"model_max_length": "max_position_embeddings"},
+        defaults={"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1},
+        stored=Stored(fused={"self_attn.W_pack": QKV}),
+        gguf_rotates_pairs=True,
+    ),
+    Family(
         name="bloom",
         models="BLOOM, BLOOMZ",
         architectures=("BloomForCausalLM",),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import ModelError
+from headrace.models import hybrid_gguf as gguf
 from headrace.models import hybrid_traits as traits
 from headrace.models.family import Config, Family
 from headrace.models.recurrent_specs import GatedDeltaSpec
@@ -220,7 +221,7 @@ HYBRIDS = (
         name="lfm2",
         models="LFM2 350M to 2.6B",
         architectures=("Lfm2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("lfm2",),
         traits=traits.lfm2,
         reads=_LFM2_KEYS,
         renamed={"norm_eps": "rms_norm_eps"},
@@ -239,12 +240,15 @@ HYBRIDS = (
         },
         derived=_lfm2_layers,
         stored=Stored(names=_LFM2_NAMES),
+        gguf_further={"shortconv.l_cache": "conv_L_cache"},
+        gguf_implies={"block_auto_adjust_ff_dim": False},
+        gguf_tells=gguf.lfm2_layers,
     ),
     Family(
         name="mamba2",
         models="Mamba 2, Codestral Mamba",
         architectures=("Mamba2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("mamba2",),
         traits=traits.mamba2,
         reads=frozenset({"use_bias", "use_conv_bias", "rescale_prenorm_residual"}),  # the last one is of training
         renamed={
@@ -273,12 +277,14 @@ HYBRIDS = (
             other_names={"model.embed_tokens": "model.embedding"},
             fused=_mamba_fused("mixer"),
         ),
+        gguf_computes=gguf.mamba_sizes,
+        gguf_tells=gguf.mamba_biases,
     ),
     Family(
         name="falcon_h1",
         models="Falcon-H1 0.5B to 34B",
         architectures=("FalconH1ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("falcon-h1",),
         traits=traits.falcon_h1,
         reads=frozenset({"mamba_conv_bias", "mamba_norm_before_gate", "mamba_rms_norm", *_FALCON_H1_MULTIPLIERS}),
         defaults=_FALCON_H1_MULTIPLIERS
@@ -301,12 +307,15 @@ HYBRIDS = (
         },
         derived=_falcon_h1_heads,
         stored=Stored(names=_FALCON_H1_NAMES, fused=_mamba_fused("mamba")),
+        gguf_implies={"mamba_norm_before_gate": False},  # llama.cpp knows only this order
+        gguf_computes=gguf.falcon_h1_sizes,
+        gguf_tells=gguf.falcon_h1_parts,
     ),
     Family(
         name="nemotron_h",
         models="Nemotron-H, Nemotron Nano 2 and 3",
         architectures=("NemotronHForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("nemotron_h", "nemotron_h_moe"),
         traits=traits.nemotron_h,
         reads=frozenset(
             {
@@ -354,12 +363,25 @@ HYBRIDS = (
         derived=_nemotron_layers,
         has_rope=False,
         stored=Stored(root="backbone.", names=_NEMOTRON_H_NAMES, fused=_mamba_fused("mixer"), leftovers=_MTP),
+        gguf_further={
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "expert_shared_count": "n_shared_experts",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+        },
+        gguf_computes=gguf.nemotron_sizes,
+        gguf_tells=gguf.nemotron_layers,
     ),
     Family(
         name="qwen3_next",
         models="Qwen3-Next 80B-A3B, Qwen3-Coder-Next",
         architectures=("Qwen3NextForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("qwen3next",),
         traits=traits.qwen3_next,
         reads=_DELTA_KEYS,
         renamed={"num_experts": "num_local_experts"},
@@ -380,12 +402,15 @@ HYBRIDS = (
             },
             leftovers=_MTP,
         ),
+        gguf_keys=gguf.DELTA_KEYS,
+        gguf_further=gguf.DELTA_FURTHER,
+        gguf_computes=gguf.delta_sizes,
     ),
     Family(
         name="qwen3_5_text",  # qwen3_5 is the multimodal model
         models="Qwen3.5 (the text models of the dense ones)",
         architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
-        gguf_architectures=(),
+        gguf_architectures=("qwen35",),
         traits=traits.qwen3_5,
         reads=_DELTA_KEYS,
         defaults=_DELTA_DEFAULTS | {"num_key_value_heads": 4},
@@ -393,12 +418,15 @@ HYBRIDS = (
         implies=_DELTA_IMPLIED,
         has_mrope=True,
         stored=_QWEN3_5_STORED,
+        gguf_further=gguf.DELTA_FURTHER,
+        gguf_reads=gguf.MROPE_KEYS,
+        gguf_computes=gguf.delta_sizes,
     ),
     Family(
         name="qwen3_5_moe_text",
         models="Qwen3.5 35B-A3B to 397B-A17B (the text models)",
         architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-        gguf_architectures=(),
+        gguf_architectures=("qwen35moe",),
         traits=traits.qwen3_next,
         reads=_DELTA_KEYS,
         renamed={"num_experts": "num_local_experts"},
@@ -407,5 +435,9 @@ HYBRIDS = (
         implies=_DELTA_IMPLIED,
         has_mrope=True,
         stored=_QWEN3_5_STORED,
+        gguf_keys=gguf.DELTA_KEYS,
+        gguf_further=gguf.DELTA_FURTHER,
+        gguf_reads=gguf.MROPE_KEYS,
+        gguf_computes=gguf.delta_sizes,
     ),
 )

@@ -70,6 +70,57 @@ def _latent_heads(config: Config) -> Config:
     return {**config, **sizes, "num_key_value_heads": 1}  # the latents, which all query heads share
 
 
+_LATENT_GGUF_KEYS = {
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "rope.dimension_count": "qk_rope_head_dim",
+}
+_LATENT_GGUF_READS = frozenset(
+    {
+        "attention.q_lora_rank",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "expert_weights_scale",
+        "expert_weights_norm",
+        "expert_gating_func",
+        "expert_group_count",
+        "expert_group_used_count",
+        "rope.scaling.yarn_log_multiplier",
+    }
+)
+_LATENT_YARN = {"attention_factor": 1.0}  # files state `mscale_all_dim` alone, which `mscale` then equals
+_EXPERTS_OF_V3 = 256
+
+
+def _latent_of_gguf(values: Config) -> Config:
+    """Files from before April 2025 state the length of a whole head, later ones that of the latents beside it."""
+    key_len = values.get("attention.key_length_mla", values.get("attention.key_length")) or 0
+    return {
+        "q_lora_rank": values.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": key_len - (values.get("rope.dimension_count") or 0),
+        "v_head_dim": values.get("attention.value_length_mla", values.get("attention.value_length")),
+        "routed_scaling_factor": values.get("expert_weights_scale", 1.0),
+        "partial_rotary_factor": None,
+    }
+
+
+def _deepseek_v2_of_gguf(values: Config) -> Config:
+    num_groups = values.get("expert_group_count") or 1
+    method = "group_limited_greedy" if num_groups > 1 else "greedy"
+    groups = {"n_group": num_groups, "topk_group": values.get("expert_group_used_count")}
+    return {**_latent_of_gguf(values), **groups, "topk_method": method}
+
+
+def _deepseek_v3_of_gguf(values: Config) -> Config:
+    """Older files do not state the groups of experts. V3 and R1 have eight, others of this shape have one."""
+    num_groups, num_chosen = values.get("expert_group_count"), values.get("expert_group_used_count")
+    if num_groups is None:
+        num_groups, num_chosen = (8, 4) if values.get("expert_count") == _EXPERTS_OF_V3 else (1, 1)
+    groups = {"n_group": num_groups, "topk_group": num_chosen}
+    return {**_latent_of_gguf(values), **groups, "norm_topk_prob": bool(values.get("expert_weights_norm"))}
+
+
 def _phi_rope(config: Config) -> Config:
     """Reads the factors of cosines and sines, which must be the same for short and long contexts."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
@@ -297,7 +348,7 @@ MIXTURES = (
         name="deepseek_v2",
         models="DeepSeek V2, V2-Lite and Coder V2",
         architectures=("DeepseekV2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("deepseek2",),
         traits=traits.deepseek_v2,
         reads=(_LATENT - {"norm_topk_prob"}) | {"topk_method"},
         renamed={"n_routed_experts": "num_local_experts"},
@@ -316,12 +367,17 @@ MIXTURES = (
         derived=_latent_heads,
         implies={"moe_layer_freq": 1},
         stored=Stored(names={"mlp.router": "mlp.gate", **_LATENT_NAMES, **_SHARED_EXPERTS}),
+        gguf_keys=_EXPERT_SIZES,
+        gguf_further=_LATENT_GGUF_KEYS,
+        gguf_reads=_LATENT_GGUF_READS - {"expert_weights_norm"},
+        gguf_computes=_deepseek_v2_of_gguf,
+        gguf_yarn=_LATENT_YARN,
     ),
     Family(
         name="deepseek_v3",
         models="DeepSeek V3 and R1, Kimi K2 (unquantized)",
         architectures=("DeepseekV3ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("deepseek2",),
         traits=traits.deepseek_v3,
         reads=_LATENT,
         renamed={"n_routed_experts": "num_local_experts"},
@@ -345,6 +401,13 @@ MIXTURES = (
         stored=Stored(
             names={"mlp.router": "mlp.gate", **_LATENT_NAMES, **_CORRECTION, **_SHARED_EXPERTS}, has_extra_layers=True
         ),
+        gguf_mark="expert_gating_func",
+        gguf_mark_value=_SIGMOID["expert_gating_func"],
+        gguf_keys=_EXPERT_SIZES,
+        gguf_further=_LATENT_GGUF_KEYS,
+        gguf_reads=_LATENT_GGUF_READS,
+        gguf_computes=_deepseek_v3_of_gguf,
+        gguf_yarn=_LATENT_YARN,
     ),
     Family(
         name="gpt_oss",

@@ -70,9 +70,9 @@ def spec_from_gguf(
     return dataclasses.replace(
         spec,
         windows=_windows(family, values, spec),
-        qkv_bias=not shapes.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
-        output_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias=not shapes.keys().isdisjoint(("blk.0.ffn_up.bias", "blk.0.ffn_up_exps.bias")),
+        qkv_bias=_has_any(shapes, "attn_q.bias", "attn_qkv.bias"),
+        output_bias=_has_any(shapes, "attn_output.bias"),
+        mlp_bias=_has_any(shapes, "ffn_up.bias", "ffn_up_exps.bias"),
         mixture=None if spec.mixture is None else dataclasses.replace(spec.mixture, interleaves=False),
         norm_bias="output_norm.bias" in shapes,
         norm_offset=0.0,  # the converter already added it
@@ -80,11 +80,16 @@ def spec_from_gguf(
     )
 
 
+def _has_any(shapes: Mapping[str, Shape], *names: str) -> bool:
+    """Tells whether a layer has one of these tensors: in hybrids only some have attention."""
+    return any(name.partition(".")[2].partition(".")[2] in names for name in shapes if name.startswith("blk."))
+
+
 def _refuse_ignored(family: Family, values: Metadata) -> None:
     set_values = {key: value for key, value in values.items() if value != 0}
     if _is_implied_by_yarn(values):
         del set_values[_YARN_ATTENTION_FACTOR]
-    known = _READ | family.gguf_keys.keys() | family.gguf_further.keys()
+    known = _READ | family.gguf_keys.keys() | family.gguf_further.keys() | family.gguf_reads
     refuse_unread(set_values, known, where="the GGUF metadata")
     if values.get("attention.causal") is False:
         raise UnsupportedModelError("only causal decoders are supported; the GGUF metadata says this model is not one")
@@ -131,6 +136,7 @@ def _num_layers(values: Metadata) -> int | None:
 def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
     names = {**family.gguf_keys, **family.gguf_further}
     config = {**family.gguf_implies, **{name: values[key] for key, name in names.items() if key in values}}
+    config |= family.gguf_computes(values)
     if "num_local_experts" in family.reads:
         _require_counts(family, values)
     if family.name == "llama4_text":
@@ -156,12 +162,14 @@ def _require_counts(family: Family, values: Metadata) -> None:
 
 
 def _same_for_all_layers(values: Metadata, key: str) -> int | None:
+    """Returns a number that is the same in all layers; it is 0 in those of a hybrid that have no such part."""
     value = values.get(key)
     if not isinstance(value, list):
         return value
-    if len(set(value)) != 1:
+    numbers = set(value) - {0}
+    if len(numbers) > 1:
         raise UnsupportedModelError(f"{key} differs between layers ({value}), which is not supported")
-    return int(value[0])
+    return int(numbers.pop()) if numbers else 0
 
 
 def _head_dim(values: Metadata, num_heads: int | None) -> int | None:
@@ -169,7 +177,7 @@ def _head_dim(values: Metadata, num_heads: int | None) -> int | None:
     if head_dim is None:
         head_dim = _width_of_share(values, num_heads)
     key = "attention.value_length"
-    if values.get(key, head_dim) != head_dim:
+    if values.get(key, head_dim) != head_dim and "attention.kv_lora_rank" not in values:
         raise UnsupportedModelError(f"{key} is {values[key]}, but only the head size, {head_dim}, is supported")
     return head_dim
 
@@ -198,6 +206,7 @@ def _rope_parameters(values: Metadata, tensors: Mapping[str, tuple[float, ...]])
         parameters |= original | {
             "beta_fast": values.get("rope.scaling.yarn_beta_fast"),
             "beta_slow": values.get("rope.scaling.yarn_beta_slow"),
+            "mscale_all_dim": 10 * values.get("rope.scaling.yarn_log_multiplier", 0.0),  # of DeepSeek
         }
     return parameters
 

@@ -147,6 +147,7 @@ class ModelSpec:
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False  # of the LM head
+    norms_head: bool = False  # rows of the LM head get the length 1 at load
     qk_norm: bool = False  # queries and keys are normed per head
     wide_qk_norm: bool = False  # they are normed over all heads together
     head_qk_norm: bool = False  # LayerNorm without bias per head, with other weights for each head

@@ -43,6 +43,7 @@ class Splitting:
 
     pattern: str | None = None  # None: GPT-2's own, built into the library
     splits_digits: bool = False  # every digit alone, before the pattern
+    first_patterns: tuple[str, ...] = ()  # what they match is split off, one after the other, before the pattern
     ignores_merges: bool = False  # a word that is in the vocabulary is not merged
     composes: bool = False  # text is normalized to NFC first
     adds_bos: bool = False  # where the file does not say
@@ -53,6 +54,14 @@ _DIGITS = Splitting(splits_digits=True)
 _LLAMA3_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}"
 _LLAMA3 = Splitting(_LLAMA3_PATTERN, ignores_merges=True, adds_bos=True)
 _QWEN2 = Splitting(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS_AND_SPACES}", composes=True)
+_MARKED_WORDS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+_MARKED_SIGNS = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN35 = Splitting(rf"{_CONTRACTIONS}|{_MARKED_WORDS}|\p{{N}}|{_MARKED_SIGNS}", composes=True)
+_DEEPSEEK3 = Splitting(
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    first_patterns=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+)
 _TEKKEN = Splitting(
     rf"{'|'.join(_CASED_WORDS)}|\p{{N}}|{_SIGNS_WITH_SLASHES}",
     ignores_merges=True,
@@ -80,11 +89,14 @@ SPLITTINGS = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
     "lfm2": _LLAMA3,
     "dbrx": Splitting(_LLAMA3_PATTERN),
     "smaug-bpe": Splitting(_LLAMA3_PATTERN),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "deepseek-v3": _DEEPSEEK3,
+    "qwen35": _QWEN35,
     "tekken": _TEKKEN,
     "llama4": _LLAMA4,
     "gpt-4o": Splitting(_LLAMA4.pattern),
@@ -191,8 +203,8 @@ def _pre_tokenizer(splitting: Splitting, *, add_prefix_space: bool) -> pre_token
     steps: list[pre_tokenizers.PreTokenizer] = []
     if splitting.splits_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if splitting.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    for pattern in (*splitting.first_patterns, *([] if splitting.pattern is None else [splitting.pattern])):
+        steps.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
     use_regex = splitting.pattern is None
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex))
     return pre_tokenizers.Sequence(steps)

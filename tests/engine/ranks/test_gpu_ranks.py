@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
+from headrace.engine import speculating
 from headrace.engine.rank_layout import SHARE_GPUS_VARIABLE
 from headrace.types import StructuredOutputs
 from tests.engine import tiny
@@ -35,6 +36,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two tensor ranks": {"tensor_parallel_size": 2},
     "two stages": {"pipeline_parallel_size": 2},
 }
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "early_exit": {"method": "early_exit", "num_layers": 2},
+    "draft_model": {"method": "draft_model"},
+}
 Answers = list[list[tuple[int, ...]]]
 
 
@@ -58,6 +64,7 @@ def answers(model: Path, **layout: Any) -> Answers:
             for params in PARAMS.values()
         ]
         found.append(found[0] if not layout else _again(llm))
+        assert (llm.stats.scheduler.num_draft_tokens > 0) == ("speculative_config" in layout)
         return found
 
 
@@ -88,6 +95,31 @@ def test_two_ranks_that_share_a_gpu_answer_as_one_process(
     model: Path, layout: dict[str, Any], shared_gpu: None
 ) -> None:
     assert share_of_equal_first_tokens(answers(model, **layout), answers(model)) >= 0.75
+
+
+def answers_with_drafts(model: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Of two tensor ranks; a tiny model drafts whatever the acceptance is."""
+    monkeypatch.setattr(speculating, "GPU_FREE_ROWS", 1e9)
+    monkeypatch.setattr(speculating, "_draft_cost", lambda *_: 0.0)
+    config = METHODS[method] | ({"model": str(model)} if method == "draft_model" else {})
+    return answers(model, tensor_parallel_size=2, speculative_config=config)
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_that_share_a_gpu_answer_with_drafts_as_one_process_without(
+    model: Path, method: str, shared_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert share_of_equal_first_tokens(answers_with_drafts(model, method, monkeypatch), answers(model)) >= 0.75
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_with_a_gpu_each_answer_with_drafts_as_one_process_without(
+    model: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert share_of_equal_first_tokens(answers_with_drafts(model, method, monkeypatch), answers(model)) >= 0.75
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="make gpu-test-multi gives each rank a GPU")

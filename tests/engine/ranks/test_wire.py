@@ -10,7 +10,7 @@ from headrace.dist.mesh import Mesh
 from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.ranks import wire
-from headrace.steps import ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.steps import Drafts, ReadoutChunk, SlotEntry, StepPlan, TableWrites
 from headrace.types import SamplingParams, StructuredOutputs
 
 PARAMS = SamplingParams(
@@ -69,7 +69,7 @@ def assert_equal(ours: object, theirs: object) -> None:
         assert len(ours) == len(theirs)
         for a, b in zip(ours, theirs, strict=True):
             assert_equal(a, b)
-    elif isinstance(ours, (StepPlan, SlotEntry, TableWrites, ReadoutChunk)):
+    elif isinstance(ours, (StepPlan, SlotEntry, TableWrites, ReadoutChunk, Drafts)):
         for name in ours.__slots__:
             assert_equal(getattr(ours, name), getattr(theirs, name))
     else:
@@ -95,6 +95,13 @@ def test_a_steady_plan_is_the_one_before_with_its_own_writes() -> None:
     assert_equal(again, steady)
     assert again.slots is received.slots  # the sampler knows by this that nothing has changed
     assert_equal(sent(plan_of(4, step=7, is_steady=True), again), plan_of(4, step=7, is_steady=True))
+
+
+@pytest.mark.parametrize("tokens", [np.arange(5, dtype=np.int64), None], ids=["of the host", "of a model"])
+def test_drafts_arrive_as_they_were_sent(tokens: np.ndarray | None) -> None:
+    plan = plan_of(3, drafts=Drafts(np.array([2, 0, 3], np.int64), tokens), num_batched_tokens=8)
+    assert_equal(sent(plan), plan)
+    assert len(wire.encode(wire.plan_message(plan, None))) < 256  # one small frame
 
 
 @pytest.mark.parametrize("num_seqs", [1, 1000])

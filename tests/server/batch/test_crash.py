@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.crash
 NUM_LINES = 30
 LINES = [line(str(number), max_tokens=8, ignore_eos=True) for number in range(NUM_LINES)]
 IDS = {each["custom_id"] for each in LINES}
+ROOT = Path(__file__).parents[3]
 DIED_S = 60.0  # for a server to reach the step at which it dies
 
 
@@ -30,11 +32,15 @@ class Killed(Exception):
 
 
 @contextmanager
-def running(model: Path, directory: Path, *, crash_at: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
-    command = [sys.executable, "-m", "headrace", "serve", str(model), "--served-model-name", "tiny", "--port", "0"]
-    command += ["--max-num-seqs", "4", "--num-gpu-blocks-override", "256", "--batch-dir", str(directory)]
-    environment = {**os.environ, "HEADRACE_CRASH_AT": crash_at}
+def running(
+    model: Path, directory: Path, *, crash_at: str = "", computes: bool = True
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address. `computes`: with a model, which takes longer to start."""
+    command = [sys.executable, "-m", *(["headrace", "serve"] if computes else ["tests.server.fake_serve"])]
+    command += [str(model), "--served-model-name", "tiny", "--port", "0", "--batch-dir", str(directory)]
+    command += ["--max-num-seqs", "4", "--num-gpu-blocks-override", "256"]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "HEADRACE_CRASH_AT": crash_at, "PYTHONPATH": paths}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
@@ -60,8 +66,9 @@ def assert_complete(client: openai.OpenAI, batch_id: str, directory: Path) -> No
 
 
 def test_a_server_that_is_killed_at_every_step_loses_nothing(tiny_directory: Path, tmp_path: Path) -> None:
-    """One batch; each server dies at the next step, and the last one finishes it."""
-    with running(tiny_directory, tmp_path, crash_at="batch-added") as (process, url), client_of(url) as client:
+    """One batch; each server dies at the next step, and the last one finishes it. What they compute does not matter."""
+    run = partial(running, tiny_directory, tmp_path, computes=False)
+    with run(crash_at="batch-added") as (process, url), client_of(url) as client:
         with pytest.raises(openai.APIConnectionError):  # the batch was stored, but not answered
             create(client, LINES)
         assert process.wait(DIED_S) == -signal.SIGKILL
@@ -72,11 +79,11 @@ def test_a_server_that_is_killed_at_every_step_loses_nothing(tiny_directory: Pat
         "batch-files-written",
     ):
         try:
-            with running(tiny_directory, tmp_path, crash_at=step) as (process, _):
+            with run(crash_at=step) as (process, _):
                 assert process.wait(DIED_S) == -signal.SIGKILL, step
         except Killed:
             pass
-    with running(tiny_directory, tmp_path) as (process, url), client_of(url) as client:
+    with run() as (process, url), client_of(url) as client:
         (batch,) = client.batches.list()
         assert_complete(client, batch.id, tmp_path)
         process.send_signal(signal.SIGTERM)

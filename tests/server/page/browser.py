@@ -1,4 +1,5 @@
-"""The dashboard page in a real Chromium, driven on the event loop of the server under test.
+"""The dashboard page in a real Chromium, driven on the event loop of the server under test. All tests of a process
+share the Chromium; each has a context of its own, without the cookies and caches of others.
 
     async with dashboard(made) as page:
         await expect(page.tab.locator("#state")).to_have_text("ready")
@@ -10,9 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,13 @@ from tests.server.whole_server import Running
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM = os.environ.get("HEADRACE_CHROMIUM") or next(filter(None, map(shutil.which, COMMANDS)), None)
+
+ADDRESS_VARIABLE = "HEADRACE_TEST_CHROMIUM_ADDRESS"
+# Pages in the background run as others do, and nothing but the page is asked for anything.
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+FLAGS += ("--disable-background-networking", "--disable-background-timer-throttling", "--disable-sync")
+FLAGS += ("--disable-backgrounding-occluded-windows", "--disable-renderer-backgrounding", "--disable-extensions")
+FLAGS += ("--disable-component-update", "--disable-default-apps", "--force-color-profile=srgb")
 
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None,
@@ -51,12 +62,32 @@ class Dashboard:
             await route.abort()
 
 
+@contextmanager
+def running_chromium(directory: Path) -> Iterator[None]:
+    """A Chromium without a window, for `dashboard`."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *FLAGS, "--remote-debugging-port=0", f"--user-data-dir={directory}", "about:blank"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            told = next(line for line in process.stderr if line.startswith("DevTools listening on "))
+            reader = threading.Thread(target=process.stderr.read)  # or it would wait once the pipe is full
+            reader.start()
+            os.environ[ADDRESS_VARIABLE] = told.split()[-1]
+            yield
+        finally:
+            os.environ.pop(ADDRESS_VARIABLE, None)
+            process.terminate()
+            process.wait()
+            reader.join()
+
+
 @asynccontextmanager
 async def dashboard(made: Running, **context: Any) -> AsyncIterator[Dashboard]:
     """Open the page. `context` are the options of a browser context: viewport, color_scheme."""
     url = str(made.client.base_url)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await playwright.chromium.connect_over_cdp(os.environ[ADDRESS_VARIABLE])
         try:
             tab = await browser.new_page(**context)
             page = Dashboard(tab, url)
@@ -66,4 +97,4 @@ async def dashboard(made: Running, **context: Any) -> AsyncIterator[Dashboard]:
             await tab.goto(f"{url}/")
             yield page
         finally:
-            await browser.close()
+            await browser.close()  # the context: the browser goes on

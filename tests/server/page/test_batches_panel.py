@@ -19,7 +19,7 @@ from playwright.async_api import expect
 
 from tests.server.page.browser import Dashboard, dashboard, needs_chromium
 
-pytestmark = [pytest.mark.browser, needs_chromium]
+pytestmark = [pytest.mark.browser, needs_chromium, pytest.mark.usefixtures("chromium")]
 
 
 @pytest.fixture(scope="module")

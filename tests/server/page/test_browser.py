@@ -25,7 +25,7 @@ from playwright.async_api import expect
 
 from tests.server.page.browser import Dashboard, dashboard, needs_chromium
 
-pytestmark = [pytest.mark.browser, needs_chromium]
+pytestmark = [pytest.mark.browser, needs_chromium, pytest.mark.usefixtures("chromium")]
 
 ODD_NAME = '<img src=x onerror="document.title=1">&amp;</h1>"\'`${x}'
 NARROW = {"viewport": {"width": 340, "height": 700}}

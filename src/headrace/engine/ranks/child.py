@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace.engine.process.channel import Channel
 from headrace.engine.process.child import die_with, ignore_stop_signals, set_up_output
@@ -49,7 +49,7 @@ class ReceivedMasks:
     received: SimpleQueue[wire.MaskBits]
 
     def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
-        assert drafts is None, "ranks verify no drafts"
+        """`drafts`, which are the same on all ranks, are in the bits."""
         message = self.received.get()
         assert message.step == self.step
         return wire.bits_of(message)
@@ -123,13 +123,14 @@ class RankChild:
 
         start = self._next(wire.Start)
         free, total = _gpu_memory(start)
-        decoder = _load(start)
+        decoder, draft = _load(start)
         step_bytes = runners.measure_step(decoder, start.settings)
         step_memory = step_bytes + runners.graph_bytes(step_bytes, decoder.spec, start.settings)
-        self._reply(wire.Loaded(free, total, step_memory, decoder.num_bytes_read))
+        num_bytes_read = sum(each.num_bytes_read for each in (decoder, draft) if each is not None)
+        self._reply(wire.Loaded(free, total, step_memory, num_bytes_read))
         # CPUs are those of this rank's node, which may differ from node 0.
         settings = replace(self._next(wire.Build).settings, cpu_affinity=start.settings.cpu_affinity)
-        runner = runners.start_runner(decoder, settings, step_bytes)
+        runner = runners.start_runner(decoder, settings, step_bytes, draft=draft)
         release_unused()
         freeze_loaded_objects()
         self._reply(wire.Built())
@@ -153,7 +154,7 @@ class RankChild:
         return None if slots is None or not self._needs_masks else ReceivedMasks(plan.step, slots, self._mask_bits)
 
     def _run_plans(self, runner: Runner, depth: int) -> None:
-        """Run plans until Close. As many steps are in flight as on rank 0."""
+        """Run plans until Close. As many steps are in flight as on rank 0: none while a step with drafts runs."""
         last: StepPlan | None = None
         tickets: deque[Any] = deque()
         while True:
@@ -167,7 +168,7 @@ class RankChild:
             assert isinstance(command, (wire.Plan, wire.SteadyPlan))
             last = wire.plan_of(command, last)
             tickets.append(runner.submit(last, self._masks_of(last, command)))
-            if len(tickets) > depth:
+            while len(tickets) > (depth if last.drafts is None else 0):
                 runner.collect(tickets.popleft())
         while tickets:
             runner.collect(tickets.popleft())
@@ -221,18 +222,25 @@ def _gpu_memory(start: wire.Start) -> tuple[int, int]:
     return torch.cuda.mem_get_info()
 
 
-def _load(start: wire.Start) -> Decoder:
+class _Loaded(NamedTuple):
+    decoder: Decoder
+    draft: Decoder | None  # the draft model of speculative decoding
+
+
+def _load(start: wire.Start) -> _Loaded:
     from headrace.dist.collectives import connect
     from headrace.engine import runners
+    from headrace.engine.drafts import load_draft, open_draft
     from headrace.engine.opening import open_model
     from headrace.models import Decoder
 
     checkpoint = open_model(start.config)
+    draft = open_draft(start.config, checkpoint.spec)
     groups = connect(start.mesh, start.rendezvous, "nccl" if start.backend == "nccl" else "gloo")
     groups = runners.with_small_sums(groups, start.config, start.settings)
     decoder = runners.load_model(checkpoint, start.settings, ignore_stage, groups)
     assert isinstance(decoder, Decoder), "an encoder has one rank"
-    return decoder
+    return _Loaded(decoder, None if draft is None else load_draft(draft, start.settings, groups=groups))
 
 
 def main(argv: list[str]) -> int:

@@ -50,8 +50,7 @@ class SentMasks:
         return self.masks.slots
 
     def bits(self, drafts: DraftsBySlot | None = None) -> Bitmask:
-        assert drafts is None, "ranks verify no drafts"
-        bits = self.masks.bits()
+        bits = self.masks.bits(drafts)
         self.ranks.send(wire.encode(wire.mask_bits(self.step, bits)))
         return bits
 

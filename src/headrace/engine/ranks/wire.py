@@ -19,7 +19,7 @@ from headrace.dist.mesh import Mesh
 from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.process.wire import Failed, array_from, plain
 from headrace.engine.settings import Settings
-from headrace.steps import Bitmask, IntArray, ReadoutChunk, SlotEntry, StepPlan, StepResult, TableWrites
+from headrace.steps import Bitmask, Drafts, IntArray, ReadoutChunk, SlotEntry, StepPlan, StepResult, TableWrites
 from headrace.types import SamplingParams
 
 
@@ -40,6 +40,13 @@ class Build(_Message, frozen=True):
     settings: Settings
 
 
+class SentDrafts(msgspec.Struct, frozen=True, array_like=True):
+    """See `steps.Drafts`."""
+
+    lens: bytes  # int64 [S]
+    tokens: bytes | None  # int64 [sum(lens)]
+
+
 class Plan(_Message, frozen=True):
     step: int
     slots: bytes  # int64 [S]
@@ -52,6 +59,7 @@ class Plan(_Message, frozen=True):
     readout_chunks: tuple[ReadoutChunk, ...]
     mask_slots: bytes | None  # int64 [Q]
     next_tokens: bytes | None  # int64 [D]
+    drafts: SentDrafts | None
 
 
 class SteadyPlan(_Message, frozen=True):
@@ -156,6 +164,7 @@ def plan_message(plan: StepPlan, mask_slots: IntArray | None) -> Plan | SteadyPl
         readout_chunks=plan.readout_chunks,
         mask_slots=masks,
         next_tokens=next_tokens,
+        drafts=None if plan.drafts is None else _drafts_sent(plan.drafts),
     )
 
 
@@ -178,6 +187,7 @@ def plan_of(message: Plan | SteadyPlan, last: StepPlan | None) -> StepPlan:
         copies=message.copies,
         readout_chunks=message.readout_chunks,
         next_tokens=next_tokens,
+        drafts=None if message.drafts is None else _drafts_of(message.drafts),
     )
 
 
@@ -199,6 +209,15 @@ def _writes_sent(writes: TableWrites | None) -> bytes:
 
 def _writes_of(sent: bytes) -> TableWrites | None:
     return TableWrites(*np.frombuffer(bytearray(sent), np.int64).reshape(3, -1)) if sent else None
+
+
+def _drafts_sent(drafts: Drafts) -> SentDrafts:
+    return SentDrafts(drafts.lens.tobytes(), None if drafts.tokens is None else drafts.tokens.tobytes())
+
+
+def _drafts_of(sent: SentDrafts) -> Drafts:
+    tokens = None if sent.tokens is None else np.frombuffer(bytearray(sent.tokens), np.int64)
+    return Drafts(np.frombuffer(bytearray(sent.lens), np.int64), tokens)
 
 
 def _entries_of(sent: msgspec.Raw) -> tuple[SlotEntry, ...]:

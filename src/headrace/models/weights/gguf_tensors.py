@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection
@@ -17,6 +18,18 @@ from headrace.models.gguf_file import GgufFile, GgufTensor
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import StoredPart
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
+from headrace.models.weights.gguf_names import (
+    LAYER_NAME,
+    OF_EXPERTS,
+    PART_OF_SPEC,
+    Array,
+    Computed,
+    computed_tensors,
+    fused_in,
+    name_outside,
+    names_in_layer,
+    used_by,
+)
 from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
@@ -26,47 +39,6 @@ if TYPE_CHECKING:
     from headrace.kernels.quantized import QuantizedWeight
 
 _ELEMENTS_AT_ONCE = 1 << 18  # small enough for a core's cache
-_OUTER = {
-    "token_embd": "model.embed_tokens",
-    "position_embd": "model.embed_positions",
-    "token_embd_norm": "model.embed_norm",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_sinks": "self_attn.sinks",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.router",
-    "exp_probs_b": "mlp.router_correction",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-# Stacks of all experts.
-_OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-_WITH_POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_WITH_TWO_PARALLEL_NORMS = {"attn_norm_2": "input_layernorm", "attn_norm": "post_attention_layernorm"}
-_FUSED_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_FUSED_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-_PART_OF_SPEC = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_LONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # in files from before April 2024
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
 
@@ -78,14 +50,17 @@ class GgufTensors:
         self._file = file
         self._spec = spec
         self._head_dim = spec.head_dim
-        self._in_layer = _names_in_layer(file, spec)
+        self._in_layer = names_in_layer(file.tensors, spec)
+        self._computed = computed_tensors(file.tensors, spec)
         self._rotates_pairs = rotates_pairs
         self._bytes_read = 0
 
     def names(self) -> Collection[str]:
-        return self._parts.keys()
+        return self._parts.keys() | self._computed.keys()
 
     def shape(self, name: str) -> Shape:
+        if (computed := self._computed.get(name)) is not None:
+            return computed.shape(*(self._file.tensors[stored].shape for stored in computed.stored))
         part = self._parts[name]
         shape = part.shape(self._file.tensors[part.name].shape)
         return (1, *shape) if _is_lone_row(name) and len(shape) == 1 else shape
@@ -100,10 +75,14 @@ class GgufTensors:
 
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Rows are read as they are stored: of a part of their columns too, a rank reads whole rows."""
+        if (computed := self._computed.get(name)) is not None:
+            return self._fill_computed(computed, out, part)
         stored = self._parts[name]
         tensor = self._file.tensors[stored.name]
         if stored.is_vector:
             return self._fill_vector(stored, out, part)
+        if stored.num_groups > 1:
+            return self._fill_grouped(stored, out, part)
         out = out[0] if _is_lone_row(name) and len(tensor.shape) == 1 else out
         row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
@@ -137,6 +116,33 @@ class GgufTensors:
         rows = range(stored.num_rows) if part is None else part.rows
         out.copy_(torch.from_numpy(exact[0, rows.start : rows.stop]))
         self._bytes_read += _row_bytes(tensor)
+
+    def _fill_computed(self, computed: Computed, out: Tensor, part: Slice | None) -> None:
+        import torch
+
+        stored = [self._read_whole(self._file.tensors[name]) for name in computed.stored]
+        whole = torch.from_numpy(np.ascontiguousarray(computed.compute(*stored)))
+        out.copy_(whole if part is None else part.of(whole))
+
+    def _read_whole(self, tensor: GgufTensor) -> Array:
+        raw = self._read_rows(tensor, 0, tensor.num_rows)
+        exact = np.empty((tensor.num_rows, math.prod(tensor.shape) // tensor.num_rows), np.float32)
+        dequantize(raw, tensor.type_name, exact)
+        self._bytes_read += raw.nbytes
+        return exact.reshape(tensor.shape)
+
+    def _fill_grouped(self, stored: StoredPart, out: Tensor, part: Slice | None) -> None:
+        """Fills rows that are some of each group of stored rows."""
+        import torch
+
+        tensor = self._file.tensors[stored.name]
+        raw = self._read_rows(tensor, 0, tensor.num_rows).reshape(stored.num_groups, stored.rows_per_group, -1)
+        rows = np.ascontiguousarray(raw[:, stored.first_row : stored.first_row + stored.num_rows])
+        exact = np.empty((stored.num_groups * stored.num_rows, tensor.shape[-1]), np.float32)
+        dequantize(rows.reshape(len(exact), -1), tensor.type_name, exact)
+        whole = torch.from_numpy(exact)
+        out.copy_(whole if part is None else part.of(whole))
+        self._bytes_read += rows.nbytes
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         stored = self._parts[name]
@@ -174,9 +180,10 @@ class GgufTensors:
         """Maps Hugging Face's names to stored tensors; unknown tensors keep their names, and are refused later."""
         found: dict[str, StoredPart] = {}
         for tensor in self._file.tensors.values():
-            if tensor.name.removesuffix(".weight") not in _PART_OF_SPEC and not self._is_of_extra_layer(tensor.name):
+            if tensor.name.removesuffix(".weight") not in PART_OF_SPEC and not self._is_of_extra_layer(tensor.name):
                 found |= self._parts_in(tensor)
-        return found
+        used = used_by(self._computed)
+        return {name: part for name, part in found.items() if name not in used and name not in self._computed}
 
     def _is_of_extra_layer(self, name: str) -> bool:
         """Whether it belongs to a layer that predicts further tokens, which come after the others."""
@@ -185,16 +192,17 @@ class GgufTensors:
 
     def _parts_in(self, tensor: GgufTensor) -> dict[str, StoredPart]:
         num_rows = tensor.shape[0]
-        match = _LAYER_NAME.fullmatch(tensor.name)
+        match = LAYER_NAME.fullmatch(tensor.name)
         if match is None:
-            return {_other_name(tensor.name): StoredPart(tensor.name, 0, num_rows, num_rows)}
+            return {name_outside(tensor.name, self._spec): StoredPart(tensor.name, 0, num_rows, num_rows)}
         index, stem, kind = match.groups()
         is_matrix = kind == "weight"
-        if stem in _OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == (3 if is_matrix else 2):
-            return self._expert_parts(tensor, f"model.layers.{index}.mlp.experts.*.{_OF_EXPERTS[stem]}.{kind}")
-        parts = self._fused_names(index, stem)
-        if parts:
-            return self._fused_parts_of(tensor, [f"model.layers.{index}.{part}.{kind}" for part in parts])
+        if stem in OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == (3 if is_matrix else 2):
+            return self._expert_parts(tensor, f"model.layers.{index}.mlp.experts.*.{OF_EXPERTS[stem]}.{kind}")
+        fused = fused_in(stem, int(index), self._file.tensors, self._spec)
+        if fused is not None:
+            names = [f"model.layers.{index}.{part}.{kind}" for part in fused.names]
+            return self._fused_parts_of(tensor, names, fused.num_groups)
         if stem not in self._in_layer:
             return {tensor.name: StoredPart(tensor.name, 0, num_rows, num_rows)}
         kind = "bias" if stem == "attn_sinks" else kind  # a vector
@@ -221,19 +229,13 @@ class GgufTensors:
             for expert in range(num_experts)
         }
 
-    def _fused_names(self, index: str, stem: str) -> tuple[str, ...]:
-        if stem == "attn_qkv":
-            return _FUSED_QKV
-        has_gate = f"blk.{index}.ffn_gate.weight" in self._file.tensors
-        return _FUSED_GATE_UP if stem == "ffn_up" and self._spec.is_gated and not has_gate else ()
-
-    def _fused_parts_of(self, tensor: GgufTensor, names: list[str]) -> dict[str, StoredPart]:
+    def _fused_parts_of(self, tensor: GgufTensor, names: list[str], num_groups: int) -> dict[str, StoredPart]:
         """Splits a fused tensor: the rows of the first matrix, then of the second, with the counts of the spec."""
         shapes = self._shapes
-        counts = [shapes[name][0] if name in shapes else 0 for name in names]
+        counts = [shapes[name][0] // num_groups if name in shapes else 0 for name in names]
         ends = accumulate(counts)
         return {
-            name: StoredPart(tensor.name, end - count, count, sum(counts))
+            name: StoredPart(tensor.name, end - count, count, sum(counts), num_groups)
             for name, count, end in zip(names, counts, ends, strict=True)
         }
 
@@ -242,25 +244,9 @@ class GgufTensors:
         return self._spec.tensor_shapes()
 
 
-def _names_in_layer(file: GgufFile, spec: ModelSpec) -> dict[str, str]:
-    if "blk.0.attn_norm_2.weight" in file.tensors:
-        return _IN_LAYER | _WITH_TWO_PARALLEL_NORMS
-    return _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
-
-
 def _is_lone_row(name: str) -> bool:
     """Whether it is a matrix of one row, which files store as a vector."""
     return name.endswith(".mlp.shared_expert_gate.weight")
-
-
-def _other_name(name: str) -> str:
-    """Returns the name of a tensor outside of the layers, or of one expert in an old file."""
-    lone_expert = _LONE_EXPERT.fullmatch(name)
-    if lone_expert is not None:
-        index, part, expert = lone_expert.groups()
-        return f"model.layers.{index}.mlp.experts.{expert}.{part}_proj.weight"
-    stem, _, kind = name.rpartition(".")
-    return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
 
 
 def _first_row(part: StoredPart) -> int:
@@ -285,7 +271,7 @@ def _pairs_to_halves(raw: Bytes, head_dim: int) -> Bytes:
 def rope_tensors(file: GgufFile) -> dict[str, tuple[float, ...]]:
     """Returns rope parameters that GGUF stores as tensors: one or two sets of frequency divisors."""
     found = {}
-    for stem in _PART_OF_SPEC:
+    for stem in PART_OF_SPEC:
         tensor = file.tensors.get(f"{stem}.weight")
         if tensor is not None:
             found[stem] = _read_floats(file, tensor)

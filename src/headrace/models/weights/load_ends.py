@@ -49,6 +49,8 @@ def _own_ends(reader: WeightReader, spec: ModelSpec) -> tuple[Embeddings | None,
         bias = reader.tensor("lm_head.bias") if spec.head_bias else None
         weight = reader.tensor(_EMBEDDINGS if spec.tie_embeddings else "lm_head.weight")
         table = weight if spec.tie_embeddings else None
+        if spec.norms_head:
+            weight = torch.nn.functional.normalize(weight.float()).to(weight.dtype)
         head = ops.pack_linear(weight, bias)
     if not is_first:
         return None, head
