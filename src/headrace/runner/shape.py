@@ -20,4 +20,5 @@ class RunnerShape:
     kv_dtype: torch.dtype | None = None  # of the KV cache; None: that of the activations
     max_draft_seqs: int = 0  # of a step that verifies drafts; 0: none does
     max_draft_rows: int = 0  # the same in rows
+    num_host_blocks: int = 0  # places of the host tier; 0: there is none
     step_bytes: int = 0  # memory of a step beside weights and KV cache; reserved at start on a GPU
