@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from headrace.kv import BlockStore
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import (
     FULL,
@@ -132,7 +133,7 @@ class CheckingRunner:
         num_cells = limits.num_blocks * limits.block_size
         self._tokens = np.full(num_cells, -1, np.int32)
         self._digests = np.zeros(num_cells, np.uint32)
-        self._host: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # tokens and digests, by place
+        self.host: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # tokens and digests, by place
         self._late_transfers: BlockTransfers | None = None
         self._slots: dict[int, DeviceSlot] = {}
         self._last: StepPlan | None = None
@@ -229,9 +230,9 @@ class CheckingRunner:
     def _transfer(self, transfers: BlockTransfers) -> None:
         """As late as a device may do it: what the step between has overwritten is lost."""
         for block, place in zip(transfers.out_blocks.tolist(), transfers.out_places.tolist(), strict=True):
-            self._host[place] = self._tokens[self._cells_of(block)].copy(), self._digests[self._cells_of(block)].copy()
+            self.host[place] = self._tokens[self._cells_of(block)].copy(), self._digests[self._cells_of(block)].copy()
         for place, block in zip(transfers.in_places.tolist(), transfers.in_blocks.tolist(), strict=True):
-            self._tokens[self._cells_of(block)], self._digests[self._cells_of(block)] = self._host[place]
+            self._tokens[self._cells_of(block)], self._digests[self._cells_of(block)] = self.host[place]
 
     def _begin_transfers(self, plan: StepPlan) -> None:
         if self._late_transfers is not None:
@@ -443,10 +444,11 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         *,
         clock: Callable[[], float] = monotonic,
+        store: BlockStore | None = None,
     ) -> None:
         self.limits = limits
         self.stop_token_ids = stop_token_ids  # of requests that bring none
-        self.scheduler = Scheduler(limits, clock=clock)
+        self.scheduler = Scheduler(limits, clock=clock, store=store)
         self.runner = CheckingRunner(limits, self.live_slots)
         if self.scheduler.drafting is not None:
             self.scheduler.drafting.look_up = guesses()

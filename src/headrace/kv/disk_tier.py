@@ -21,6 +21,7 @@ from headrace.kv.tiers import Finished, Side
 MAX_QUEUED_BYTES = 1 << 30  # of blocks that wait to be written
 NUM_READERS = 4
 TRIMMED_SHARE = 0.9  # of the limit that is left when it was exceeded: so that files are listed seldom
+CLOSING_POLL_S = 0.1
 PAUSE_S = 30.0  # without writing, after the disk refused to be written to
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class DiskTier:
         domain: bytes,
         *,
         memory: Bytes,  # [num_places, bytes of a block]: the host tier
-        wait_for_step: Callable[[int], None],
+        wait_for_step: Callable[[int, float], bool],  # its copies, for so many seconds; returns whether they are done
         max_bytes: int,
         about: bytes = b"{}",
     ) -> None:
@@ -130,8 +131,16 @@ class DiskTier:
             self._changed.wait_for(lambda: self._is_closing or self._queue)
             return not self._is_closing
 
+    def _is_copied(self, step: int) -> bool:
+        """Wait for the copies of a step; False if the tier is closed before."""
+        while not self._wait_for_step(step, CLOSING_POLL_S):
+            if self._is_closing:
+                return False
+        return True
+
     def _write(self, digest: bytes, place: int, step: int) -> bool:
-        self._wait_for_step(step)
+        if not self._is_copied(step):
+            return False
         try:
             self._make_room(self._memory.shape[1])
             num_bytes = self._files.write(digest, self._memory[place])
@@ -156,11 +165,11 @@ class DiskTier:
             self._index.difference_update(removed)
 
     def _read(self, digest: bytes, place: int, step: int) -> None:
-        self._wait_for_step(step)
         is_good = False
         try:
-            self._files.read(digest, self._memory[place])
-            is_good = True
+            if self._is_copied(step):
+                self._files.read(digest, self._memory[place])
+                is_good = True
         except FileNotFoundError:
             pass  # another process has deleted it
         except BadBlockError as error:

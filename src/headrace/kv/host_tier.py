@@ -58,12 +58,13 @@ class HostTier:
         del self._stored[found[0]]
         return found[1]
 
-    def occupy(self, place: int, step: int) -> None:
+    def occupy(self, place: int) -> None:
         """Note that the step in planning reads or writes a place: its copies run in no order."""
         self._busy.add(place)
-        self.last_step[place] = step
 
-    def end_step(self) -> None:
+    def end_step(self, step: int) -> None:
+        """The step has been planned."""
+        self.last_step[list(self._busy)] = step
         self._busy.clear()
 
     def pin(self, digest: bytes) -> None:

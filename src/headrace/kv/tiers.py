@@ -110,7 +110,6 @@ class Tiers:
         self.store_below = store
         self._host = HostTier(num_places)
         self._planned = _Planned()
-        self._step = 0
         self._stats = TierStats()
         self._fetches: dict[bytes, list[Fetch]] = {}  # that wait for a block, by its digest
         self._from_disk: set[bytes] = set()  # stored on the host by a fetch, and not used yet
@@ -139,7 +138,7 @@ class Tiers:
         if place is None:
             self._stats.num_dropped += 1
             return
-        self._host.occupy(place, self._step)
+        self._host.occupy(place)
         self._stats.num_stored += 1
         planned = self._planned
         planned.out_blocks.append(block)
@@ -162,7 +161,7 @@ class Tiers:
         """The places of blocks that `find` has found: the step in planning reads them, and reuses none of them."""
         places = [self._place_of(digest) for digest in digests]
         for place in places:
-            self._host.occupy(place, self._step)
+            self._host.occupy(place)
         return places
 
     def _place_of(self, digest: bytes) -> int:
@@ -186,11 +185,10 @@ class Tiers:
     def take_transfers(self, step: int) -> BlockTransfers | None:
         """The copies of the step that was planned. The next one begins."""
         planned = self._planned
-        self._step = step + 1
         if not planned.out_blocks and not planned.in_blocks:
             return None
         self._planned = _Planned()
-        self._host.end_step()
+        self._host.end_step(step)
         if self.store_below is not None:
             self._write_below(planned, step)
         return BlockTransfers(

@@ -103,8 +103,6 @@ class CpuRunner:
         """End after the submitted steps and free the KV cache, even if something still refers to this runner."""
         if vars(self):
             self._stream.shutdown()
-            if self.host_blocks is not None:
-                self.host_blocks.close()
             if self._decoder.stages is not None:
                 self._decoder.stages.flush()
             vars(self).clear()

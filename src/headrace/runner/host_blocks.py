@@ -20,7 +20,7 @@ class HostBlocks:
     def __init__(self, caches: list[LayerCache], num_places: int) -> None:
         self._sides = [side for cache in caches for side in cache.raw_sides]
         self._rows = torch.empty(num_places, sum(side.shape[1] for side in self._sides), dtype=torch.int64)
-        self._done = StepsDone()
+        self._done = LastStep()
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -37,20 +37,17 @@ class HostBlocks:
             reference.copy_rows_to_blocks(self._sides, blocks, self._rows, places)
         self._done.set(step)
 
-    def wait(self, step: int) -> None:
-        """Wait until the copies of this step and of all before it are done. From any thread."""
-        self._done.wait(step)
-
-    def close(self) -> None:
-        self._done.close()
+    def wait(self, step: int, seconds: float) -> bool:
+        """Wait until the copies of this step and of all before it are done; returns whether they are. From any
+        thread."""
+        return self._done.wait(step, seconds)
 
 
-class StepsDone:
-    """The last step whose copies are done, for threads that wait for it."""
+class LastStep:
+    """The last step that has come so far, for threads that wait for it."""
 
     def __init__(self) -> None:
         self._step = -1
-        self._is_closed = False
         self._condition = threading.Condition()
 
     def set(self, step: int) -> None:
@@ -58,11 +55,6 @@ class StepsDone:
             self._step = step
             self._condition.notify_all()
 
-    def wait(self, step: int) -> None:
+    def wait(self, step: int, seconds: float) -> bool:
         with self._condition:
-            self._condition.wait_for(lambda: self._is_closed or self._step >= step)
-
-    def close(self) -> None:
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify_all()
+            return self._condition.wait_for(lambda: self._step >= step, seconds)
