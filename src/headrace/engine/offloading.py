@@ -36,6 +36,7 @@ class Offload:
     host_gib: float = 0.0
     disk_gib: float = 0.0
     num_host_blocks: int = 0
+    host_block_bytes: int = 0  # over all ranks
 
 
 def choose_offload(
@@ -64,12 +65,12 @@ def choose_offload(
     tokens = num_blocks * config.block_size
     note("kv_offload_gib", f"{host_gib:g}", f"{given}: {num_blocks:,} evicted blocks, {tokens:,} tokens")
     if not path:
-        return Offload(host_gib, 0.0, num_blocks)
+        return Offload(host_gib, 0.0, num_blocks, block_bytes * num_ranks)
     disk_gib = config.kv_offload_disk_gib or DEFAULT_DISK_GIB
     num_on_disk = int(disk_gib * GIB) // block_bytes * config.block_size
     given = "as set" if config.kv_offload_disk_gib else "the default"
     note("kv_offload_disk_gib", f"{disk_gib:g}", f"{given}: {num_on_disk:,} tokens in files below {path}")
-    return Offload(host_gib, disk_gib, num_blocks)
+    return Offload(host_gib, disk_gib, num_blocks, block_bytes)
 
 
 class HostMemory(Protocol):

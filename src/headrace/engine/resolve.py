@@ -153,6 +153,7 @@ class Resolver:
             kv_offload_path=config.kv_offload_path,
             kv_offload_disk_gib=offload.disk_gib,
             num_host_blocks=offload.num_host_blocks,
+            host_block_bytes=offload.host_block_bytes,
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )

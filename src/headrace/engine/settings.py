@@ -68,6 +68,7 @@ class Settings:
     kv_offload_path: str | None = None
     kv_offload_disk_gib: float = 0.0
     num_host_blocks: int = 0  # see SchedulerLimits
+    host_block_bytes: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -126,4 +127,5 @@ class Settings:
             speculation=self.speculation,
             has_recurrent_state=self.has_recurrent_state,
             num_host_blocks=self.num_host_blocks,
+            host_block_bytes=self.host_block_bytes,
         )

@@ -30,6 +30,7 @@ class SchedulerLimits:
     num_stages: int = 1  # of a pipeline: see `sched/microbatches.py`
     speculation: Speculation | None = None  # see `sched/drafting.py`
     num_host_blocks: int = 0  # places of the host tier (`kv/tiers.py`); 0: evicted blocks are lost
+    host_block_bytes: int = 0  # of one place, over all ranks
     # Slots have a state that blocks do not contain: a sequence computes all of its tokens itself, in order.
     has_recurrent_state: bool = False
 

@@ -92,7 +92,10 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._events = EventWriter(self.slots)
         self._stats = SchedulerStats(
-            num_blocks=limits.num_blocks, num_host_blocks=limits.num_host_blocks, block_size=limits.block_size
+            num_blocks=limits.num_blocks,
+            num_host_blocks=limits.num_host_blocks,
+            host_block_bytes=limits.host_block_bytes,
+            block_size=limits.block_size,
         )
         self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
@@ -128,7 +131,7 @@ class Scheduler:
             batch_tokens=self._batch_tokens.snapshot(),
             iteration_tokens=self._iteration_tokens.snapshot(),
             token_gaps=self._token_gaps.histogram.snapshot(),
-            num_evicted_blocks=pool.num_evicted,
+            num_evicted_tokens=pool.num_evicted * self.limits.block_size,
             tiers=TierStats() if tiers is None else tiers.stats,
             num_host_blocks_used=0 if tiers is None else tiers.num_places_used,
         )

@@ -30,7 +30,7 @@ class SchedulerStats:
     num_prefix_hit_tokens: int = 0  # those that were found
     num_tier_queried_tokens: int = 0  # prompt tokens that were not found in the pool
     num_tier_hit_tokens: int = 0  # of the found ones, those that came from the host tier or the disk
-    num_evicted_blocks: int = 0  # findable blocks that were evicted from the pool
+    num_evicted_tokens: int = 0  # of findable blocks that were evicted from the pool
     num_drafts: int = 0  # how often a sequence had drafts in a step
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0  # of the drafted ones
@@ -45,6 +45,7 @@ class SchedulerStats:
     num_blocks_idle: int = 0
     num_host_blocks: int = 0  # places of the host tier
     num_host_blocks_used: int = 0
+    host_block_bytes: int = 0  # of one place
     block_size: int = 0
     batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # per step, by BATCH_TOKENS_BOUNDS
     iteration_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # prompt and generated
