@@ -128,6 +128,7 @@ class PackedLayout:
     lens: tuple[int, ...]  # of the texts
     tiles: Tensor | None = None  # on a GPU [num_tiles, 2] int32, (text, first token) of each tile
     tile_rows: int = 0  # tokens of a tile
+    uses_flash: bool = True  # FlashAttention-3, on a GPU where it runs
 
     @property
     def num_tokens(self) -> int:
@@ -175,7 +176,8 @@ class LayerCache:
     def raw_sides(self) -> tuple[Tensor, ...]:
         """The memory of each block as words, [num_blocks, words] int64: of the keys, and of the values unless they are
         a part of them."""
-        sides = (self.keys,) if self.values.data_ptr() == self.keys.data_ptr() else (self.keys, self.values)
+        are_latents = self.values.shape != self.keys.shape
+        sides = (self.keys,) if are_latents else (self.keys, self.values)
         return tuple(_words_of_blocks(side) for side in sides)
 
 

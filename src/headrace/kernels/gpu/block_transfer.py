@@ -38,7 +38,7 @@ def _launch(addresses: Tensor, side_words: int, blocks: Tensor, rows: Tensor, pl
         rows,
         places,
         len(blocks),
-        NUM_SIDES=len(addresses),
+        len(addresses),
         SIDE_WORDS=side_words,
         WORDS=min(_WORDS, triton.next_power_of_2(side_words)),
         TO_ROWS=to_rows,
@@ -46,25 +46,25 @@ def _launch(addresses: Tensor, side_words: int, blocks: Tensor, rows: Tensor, pl
     )
 
 
-@triton.jit(do_not_specialize=["num_blocks"])
+@triton.jit(do_not_specialize=["num_blocks", "num_sides"])
 def _copy(
     addresses,
     blocks,
     rows,
     places,
     num_blocks,
-    NUM_SIDES: tl.constexpr,
+    num_sides,
     SIDE_WORDS: tl.constexpr,
     WORDS: tl.constexpr,
     TO_ROWS: tl.constexpr,
 ):
     words = tl.arange(0, WORDS)
-    for item in range(tl.program_id(0), num_blocks * NUM_SIDES, tl.num_programs(0)):
-        index, side = item // NUM_SIDES, item % NUM_SIDES
+    for item in range(tl.program_id(0), num_blocks * num_sides, tl.num_programs(0)):
+        index, side = item // num_sides, item % num_sides
         block = tl.load(blocks + index).to(tl.int64)
         place = tl.load(places + index).to(tl.int64)
         cache = tl.load(addresses + side).to(tl.pointer_type(tl.int64)) + block * SIDE_WORDS
-        row = rows + (place * NUM_SIDES + side) * SIDE_WORDS
+        row = rows + (place * num_sides + side) * SIDE_WORDS
         for start in range(0, SIDE_WORDS, WORDS):
             inside = start + words < SIDE_WORDS
             if TO_ROWS:
