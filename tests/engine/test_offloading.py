@@ -23,7 +23,7 @@ from tests.engine.tiny import SHAPE, save_model
 LARGE: dict[str, Any] = {"num_gpu_blocks_override": 400}
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 36, "kv_offload_gib": 0.002}
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-OPEN_ENDED = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, stop_token_ids=(10**6,))
+OPEN_ENDED = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=(10**6,))
 
 
 def rounds() -> list[list[list[int]]]:
@@ -112,6 +112,7 @@ test_offloading.answers(pathlib.Path({str(tiny_directory)!r}), **{settings!r})
     assert stats.tiers.num_disk_hits > 0
 
 
+@pytest.mark.slow
 def test_damaged_files_cost_hits_and_no_answer(
     tiny_directory: Path, tmp_path: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,7 +63,8 @@ def _copy(
         index, side = item // num_sides, item % num_sides
         block = tl.load(blocks + index).to(tl.int64)
         place = tl.load(places + index).to(tl.int64)
-        cache = tl.load(addresses + side).to(tl.pointer_type(tl.int64)) + block * SIDE_WORDS
+        start_of_side = tl.multiple_of(tl.load(addresses + side), 16)
+        cache = start_of_side.to(tl.pointer_type(tl.int64)) + block * SIDE_WORDS
         row = rows + (place * num_sides + side) * SIDE_WORDS
         for start in range(0, SIDE_WORDS, WORDS):
             inside = start + words < SIDE_WORDS
