@@ -200,8 +200,8 @@ class EngineCore:
         self._host_seconds += planned - started - waited
         self._wait_seconds += waited
         results = self._due_results(plan)
-        if plan is None and not results and self._disk is not None:
-            self._disk.wait(FETCH_POLL_S)  # nothing to compute until blocks have been read
+        if plan is None and not results:
+            self._scheduler.wait_for_fetch(FETCH_POLL_S)  # there is nothing to compute until then
         if not results:
             if self.on_step is not None:
                 self._observe(plan, StepTimes(started, planned, planned, planned, waited))

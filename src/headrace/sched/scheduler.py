@@ -49,6 +49,7 @@ from headrace.steps import (
 )
 from headrace.types import BACKGROUND_PRIORITY, FinishReason, Request, SequenceEvent
 
+MAX_CLEAN_SHARE = 0.25  # of the blocks: those that are kept free, or copied to the host tier before they are evicted
 MODEL_GAVE_NAN = (
     "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
     "larger range"
@@ -77,7 +78,7 @@ class Scheduler:
             block_size=limits.block_size,
             enable_prefix_caching=True,  # for the requests that use it: `SchedulerLimits.shares_prefix`
             tiers=Tiers(limits.num_host_blocks, chain or Chain(), store) if limits.num_host_blocks else None,
-            num_clean=2 * limits.max_blocks_per_step,
+            num_clean=min(2 * limits.max_blocks_per_step, int(limits.num_blocks * MAX_CLEAN_SHARE)),
         )
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be lowered for a while
@@ -214,6 +215,12 @@ class Scheduler:
             return None
         self.tables.pool.clean()
         return tiers.take_transfers(self._next_step)
+
+    def wait_for_fetch(self, seconds: float) -> None:
+        """If prompts wait for blocks from the disk, wait until some have been read."""
+        tiers = self.tables.tiers
+        if tiers is not None and tiers.is_fetching:
+            tiers.wait(seconds)
 
     def plan_saving(self) -> StepPlan | None:
         """A step that computes nothing and copies idle blocks to the host tier, from where they go to the disk; None if
