@@ -115,6 +115,15 @@ class EngineConfig:
     )
     kv_cache_memory_bytes: int | None = setting(None, "size of the KV cache in bytes; default: from free memory")
     num_gpu_blocks_override: int | None = setting(None, "number of KV-cache blocks, instead of sizing by memory")
+    kv_offload_gib: float | None = setting(
+        None, "host memory for cached prefixes that are evicted, in GiB; default: none (4 with kv_offload_path)"
+    )
+    kv_offload_path: str | None = setting(
+        None, "a directory for them on a local disk, where they survive a restart; default: none"
+    )
+    kv_offload_disk_gib: float | None = setting(
+        None, "size limit of kv_offload_path in GiB, old blocks are deleted; default: 64"
+    )
     scheduling_policy: QueuePolicy = setting("fcfs", "order of waiting requests; 'priority': lower numbers first")
     capacity_policy: CapacityPolicy = setting(
         "max_utilization",
@@ -156,6 +165,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         self._check_ranges()
         self._check_nodes()
+        self._check_offload()
         _ = self.speculative  # raises an error for a value that is not valid
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
@@ -183,6 +193,19 @@ class EngineConfig:
                 f"max_num_seqs={self.max_num_seqs:,} is more than {MAX_NUM_SEQS:,}: each sequence needs a row of "
                 "logits and of token ids, used or not; leave it out to have it chosen from model and memory"
             )
+
+    def _check_offload(self) -> None:
+        if not isinstance(self.kv_offload_path, (str, NoneType)) or self.kv_offload_path == "":
+            raise ConfigError(f"kv_offload_path must be a directory, got {self.kv_offload_path!r}")
+        for name in ("kv_offload_gib", "kv_offload_disk_gib"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value < float("inf")):
+                raise ConfigError(f"{name} must be a number of GiB, got {value!r}")
+        if self.kv_offload_disk_gib is not None and self.kv_offload_path is None:
+            raise ConfigError("kv_offload_disk_gib limits the size of kv_offload_path, which is not set; set both")
+        if self.kv_offload_path is not None and 0 in (self.kv_offload_gib, self.kv_offload_disk_gib):
+            raise ConfigError("kv_offload_path needs a size above 0, on disk and in host memory; or leave it out")
 
     def _check_nodes(self) -> None:
         for name, end in (("node_rank", self.nnodes), ("master_port", MAX_PORT + 1)):
@@ -260,6 +283,9 @@ class EngineOptions(TypedDict, total=False):
     cpu_offload_gb: float
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
+    kv_offload_gib: float | None
+    kv_offload_path: str | None
+    kv_offload_disk_gib: float | None
     scheduling_policy: QueuePolicy
     capacity_policy: CapacityPolicy
     num_threads: int | None

@@ -88,9 +88,13 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "refused",
-        "the KV cache stays on the device of its engine; --kv-cache-dtype fp8 holds twice as many tokens",
-        values="kv-transfer-config kv-offloading-size=0|0.0 kv-offloading-backend=native kv-events-config "
-        "ec-transfer-config",
+        "evicted prefixes go to host memory with --kv-offload-gib, and to a disk with --kv-offload-path",
+        values="kv-offloading-size=0|0.0 kv-offloading-backend=native",
+    ),
+    FlagGroup(
+        "refused",
+        "engines do not exchange KV caches; --kv-offload-gib and --kv-offload-path keep evicted prefixes",
+        values="kv-transfer-config kv-events-config ec-transfer-config",
     ),
     FlagGroup(
         "ignored",

@@ -82,6 +82,21 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTransfers:
+    """Copies between KV-cache blocks and places of the host tier (`kv/tiers.py`), of whole blocks in all layers.
+
+    First all copies out, then all copies in. They may run beside the step: it does not write the blocks that are copied
+    out, nor touch those that are copied in, unless `is_urgent`. The next step comes after them in any case.
+    """
+
+    out_blocks: IntArray  # [O], to out_places
+    out_places: IntArray
+    in_places: IntArray  # [I], to in_blocks
+    in_blocks: IntArray
+    is_urgent: bool  # the step itself comes after them too
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: first the changes (slot entries, table writes, block copies), then `num_tokens` of each slot.
 
@@ -102,6 +117,7 @@ class StepPlan:
     next_tokens: IntArray | None = None
     is_steady: bool = False  # a decode step for the same slots as the step before: only table writes can differ
     drafts: Drafts | None = None
+    transfers: BlockTransfers | None = None
 
 
 @dataclass(frozen=True, slots=True)

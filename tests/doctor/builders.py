@@ -40,6 +40,7 @@ def live(**changes: Any) -> Evidence:
         "recomputed_tokens": 0.0,
         "prefix_queried_tokens": 100_000.0,
         "prefix_hit_tokens": 50_000.0,
+        "evicted_tokens": 0.0,
         "tokens_per_step": 300.0,
         "host_seconds": 1.0,
         "wait_seconds": 9.0,

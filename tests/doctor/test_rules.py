@@ -52,6 +52,10 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         job(limited_by_seconds={"host": 3.0, "decode": 7.0}),
         job(limited_by_seconds={"host": 2.9, "decode": 7.1}),
     ),
+    "cache-evicting": (
+        live(prompt_tokens=40_000.0, evicted_tokens=20_000.0, prefix_queried_tokens=40_000.0, prefix_hit_tokens=0.0),
+        live(prompt_tokens=40_000.0, evicted_tokens=19_999.0, prefix_queried_tokens=40_000.0, prefix_hit_tokens=0.0),
+    ),
     "front": (live(event_loop_lag_p95_s=0.1), live(event_loop_lag_p95_s=0.099)),
     "stalled": (
         live(output_tokens=0.0, prompt_tokens=0.0, num_running=1.0),

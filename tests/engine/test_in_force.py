@@ -24,7 +24,8 @@ def found(config: EngineConfig, *, gpu: GpuFacts | None = None, given: tuple[str
     return {name: (setting.value, setting.source, setting.reason) for name, setting in in_force.items()}
 
 
-UNNAMED = {"choices", "warnings", "has_recurrent_state"}  # the last is told by the memory of the states
+# The last ones are told by the memory of the states, and by the size of the host tier.
+UNNAMED = {"choices", "warnings", "has_recurrent_state", "host_block_bytes"}
 
 
 def test_every_field_of_config_and_settings_is_there() -> None:

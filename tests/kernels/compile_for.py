@@ -54,14 +54,14 @@ MODERN_BERT = {
 # A published config, or one from above, and settings.
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen/Qwen3-8B", {"speculative_config": EARLY_EXIT}),
-    ("llama3_2_1b", {}),
+    ("llama3_2_1b", {"kv_offload_gib": 0.5}),
     ("llama3_2_1b", {"dtype": "float16", "quantization": "int4"}),
     ("llama3_2_1b", {"quantization": "int8", "max_num_seqs": 64}),
     ("llama3_2_1b", {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_num_seqs": 64}),
     ("Qwen/Qwen3-32B-FP8", {"max_num_seqs": 64}),
     ("Qwen/Qwen3-30B-A3B", {}),
     ("Qwen/Qwen3-30B-A3B", {"quantization": "fp8"}),
-    ("deepseek_v2_lite", {"max_num_seqs": 64}),
+    ("deepseek_v2_lite", {"max_num_seqs": 64, "kv_offload_gib": 0.5}),
     ("deepseek-ai/DeepSeek-V3", {"kv_cache_dtype": "fp8", "max_num_seqs": 64}),
     ("gemma2_9b", {"max_num_seqs": 64}),
     ("openai/gpt-oss-20b", {"max_num_seqs": 64}),

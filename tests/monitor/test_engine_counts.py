@@ -5,6 +5,7 @@ import pytest
 from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineStats
 from headrace.engine.fake_settings import fake_settings
 from headrace.histogram import Histogram
+from headrace.kv import TierStats
 from headrace.monitor import ServerMetrics
 from headrace.sched import SchedulerStats
 from tests.monitor.pages import page_of
@@ -30,6 +31,27 @@ def stats_of(started_at: float, num_steps: int, **scheduler: int) -> EngineStats
         step_host_seconds=host.snapshot(),
         started_at=started_at,
     )
+
+
+def test_the_counters_of_tiers_are_exported_under_vllms_names_too() -> None:
+    metrics = ServerMetrics("m")
+    tiers = TierStats(num_stored=5, num_loaded=4, num_disk_hits=1, num_written=3, num_read=2, num_dropped=6)
+    tokens = {"num_prompt_tokens": 90, "num_prefix_hit_tokens": 80, "num_tier_queried_tokens": 74}
+    sizes = {"num_host_blocks": 8, "num_host_blocks_used": 2, "host_block_bytes": 100}
+    metrics.observe(stats_of(1.0, 50, tiers=tiers, num_tier_hit_tokens=64, num_evicted_tokens=48, **tokens, **sizes))
+    page = page_of(metrics)
+    for name, value in {"external_prefix_cache_hits_total": 64.0, "external_prefix_cache_queries_total": 74.0}.items():
+        assert page.value(f"headrace:{name}") == page.value(f"vllm:{name}") == value
+    moved = {"GPU_to_CPU": 500.0, "CPU_to_GPU": 400.0, "CPU_to_disk": 300.0, "disk_to_CPU": 200.0}
+    for kind, value in moved.items():
+        assert page.value("vllm:kv_offload_total_bytes_total", transfer_type=kind) == value
+    sources = {"local_compute": 10.0, "local_cache_hit": 16.0, "external_kv_transfer": 64.0}
+    for source, value in sources.items():
+        assert page.value("vllm:prompt_tokens_by_source_total", source=source) == value
+    assert page.value("headrace:kv_offload_loaded_blocks_total", tier="disk") == 1.0
+    assert page.value("headrace:kv_offload_dropped_blocks_total", reason="host_busy") == 6.0
+    assert page.value("vllm:kv_offload_cpu_cache_usage_perc") == 0.25
+    assert page.value("headrace:evicted_tokens_total") == 48.0
 
 
 def test_the_counters_and_gauges_of_an_engine_are_exported() -> None:

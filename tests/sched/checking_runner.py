@@ -17,11 +17,13 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from headrace.kv import BlockStore
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import (
     FULL,
     STOPPED,
     UNFINISHED,
+    BlockTransfers,
     Drafts,
     ReadoutChunk,
     ReadoutResult,
@@ -131,6 +133,8 @@ class CheckingRunner:
         num_cells = limits.num_blocks * limits.block_size
         self._tokens = np.full(num_cells, -1, np.int32)
         self._digests = np.zeros(num_cells, np.uint32)
+        self.host: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # tokens and digests, by place
+        self._late_transfers: BlockTransfers | None = None
         self._slots: dict[int, DeviceSlot] = {}
         self._last: StepPlan | None = None
         self._uncollected: deque[int] = deque()
@@ -172,11 +176,13 @@ class CheckingRunner:
         assert set(slots) <= set(self._live_slots()), "a slot without an owner is computed"
         admitted = [entry.slot for entry in plan.slot_entries]
         assert len(set(admitted)) == len(admitted)
-        assert set(admitted) <= set(slots), "admitted, but nothing of it is computed"
+        has_arriving = plan.transfers is not None and len(plan.transfers.in_blocks) > 0
+        assert has_arriving or set(admitted) <= set(slots), "admitted, but nothing of it is computed"
         self._check_readouts(plan)
         if not limits.enable_chunked_prefill:
             assert plan.samples.sum() + len(plan.readout_chunks) == len(slots), "a prompt was chunked"
             assert not admitted or set(admitted) == set(slots), "prompts share a step with decoding"
+        self._check_transfers(plan)
         if plan.is_steady:
             self._check_steady(plan)
         assert (plan.next_tokens is not None) <= (limits.num_stages > 1)
@@ -210,9 +216,34 @@ class CheckingRunner:
         assert not plan.copies
         assert not plan.readout_chunks
 
+    def _check_transfers(self, plan: StepPlan) -> None:
+        transfers = plan.transfers
+        if transfers is None:
+            return
+        assert len(transfers.out_blocks) + len(transfers.in_blocks) > 0
+        written, targets = transfers.out_places.tolist(), transfers.in_blocks.tolist()
+        assert len(set(written)) == len(written), "two copies to one place of the host"
+        assert len(set(targets)) == len(targets), "two copies to one block"
+
     # ---- the changes before a step
 
+    def _transfer(self, transfers: BlockTransfers) -> None:
+        """As late as a device may do it: what the step between has overwritten is lost."""
+        for block, place in zip(transfers.out_blocks.tolist(), transfers.out_places.tolist(), strict=True):
+            self.host[place] = self._tokens[self._cells_of(block)].copy(), self._digests[self._cells_of(block)].copy()
+        for place, block in zip(transfers.in_places.tolist(), transfers.in_blocks.tolist(), strict=True):
+            self._tokens[self._cells_of(block)], self._digests[self._cells_of(block)] = self.host[place]
+
+    def _begin_transfers(self, plan: StepPlan) -> None:
+        if self._late_transfers is not None:
+            self._transfer(self._late_transfers)
+        self._late_transfers = plan.transfers
+        if plan.transfers is not None and plan.transfers.is_urgent:
+            self._transfer(plan.transfers)
+            self._late_transfers = None
+
     def _change(self, plan: StepPlan) -> None:
+        self._begin_transfers(plan)
         for entry in plan.slot_entries:
             self._admit(entry, plan.step)
         if plan.table_writes is not None:
@@ -413,10 +444,11 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         *,
         clock: Callable[[], float] = monotonic,
+        store: BlockStore | None = None,
     ) -> None:
         self.limits = limits
         self.stop_token_ids = stop_token_ids  # of requests that bring none
-        self.scheduler = Scheduler(limits, clock=clock)
+        self.scheduler = Scheduler(limits, clock=clock, store=store)
         self.runner = CheckingRunner(limits, self.live_slots)
         if self.scheduler.drafting is not None:
             self.scheduler.drafting.look_up = guesses()

@@ -43,6 +43,7 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
         queue_policy=draw(st.sampled_from(["fcfs", "priority"])),
         capacity_policy=draw(st.sampled_from(["max_utilization", "guaranteed_no_evict", "static_batch"])),
         num_stages=num_stages,
+        num_host_blocks=draw(st.sampled_from([0, 0, 1, 3, 8, 60])),
         speculation=draw(speculations(max_tokens)) if num_stages == 1 else None,
     )
 

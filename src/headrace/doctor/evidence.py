@@ -28,6 +28,7 @@ NAMES = {
     "prefix_queried_tokens": "prefix cache queries",
     "prefix_hit_tokens": "prefix cache hits",
     "prefix_hit_share": "prefix cache hits and queries",
+    "evicted_tokens": "evicted tokens of cached prefixes",
     "tokens_per_step": "tokens per step",
     "host_share": "host and wait time of a step",
     "prompt_share": "prompt and generated tokens",
@@ -78,6 +79,7 @@ class Evidence:
     recomputed_tokens: float | None = None
     prefix_queried_tokens: float | None = None
     prefix_hit_tokens: float | None = None
+    evicted_tokens: float | None = None  # of cached prefixes
     tokens_per_step: float | None = None
     host_seconds: float | None = None  # of the engine loop
     wait_seconds: float | None = None  # of the engine loop, for the device

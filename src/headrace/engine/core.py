@@ -15,6 +15,7 @@ from headrace.engine.checks import RequestChecks
 from headrace.engine.constraints import Constraints
 from headrace.engine.grammars import Grammar, Grammars
 from headrace.histogram import Histogram, HistogramCounts
+from headrace.kv.disk_tier import DiskTier
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
 from headrace.steps import IntArray, Runner, StepPlan, StepResult
@@ -24,6 +25,10 @@ STEP_SECONDS_BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
+
+
+FETCH_POLL_S = 0.01  # the longest wait for the disk; new requests wait as long
+SAVE_S = 5.0  # for writing cached prefixes to the disk when the engine is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,11 @@ class EngineCore:
         seed: int = 0,
         depth: int = 1,
         grammars: Grammars | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
+        """`disk`: that of the scheduler's tiers, which ends with the core."""
         self._scheduler = scheduler
+        self._disk = disk
         self._grammars = grammars
         self._constraints = Constraints(grammars)
         self._constrained: dict[str, Grammar] = {}  # unfinished requests under a grammar
@@ -192,6 +200,8 @@ class EngineCore:
         self._host_seconds += planned - started - waited
         self._wait_seconds += waited
         results = self._due_results(plan)
+        if plan is None and not results:
+            self._scheduler.wait_for_fetch(FETCH_POLL_S)  # there is nothing to compute until then
         if not results:
             if self.on_step is not None:
                 self._observe(plan, StepTimes(started, planned, planned, planned, waited))
@@ -266,6 +276,20 @@ class EngineCore:
         return msgspec.structs.replace(event, error=constraint.error)
 
     def close(self) -> None:
-        while self._in_flight:
-            self._in_flight.popleft().result()
+        try:
+            while self._in_flight:
+                self._in_flight.popleft().result()
+            if self._disk is not None:
+                self._save_prefixes(self._disk)
+        finally:
+            if self._disk is not None:
+                self._disk.close()
         self._runner.close()
+
+    def _save_prefixes(self, disk: DiskTier) -> None:
+        """Write the cached prefixes to the disk, the most recently used first, as far as that takes no longer than
+        SAVE_S: the next start finds them."""
+        deadline = monotonic() + SAVE_S
+        while monotonic() < deadline and (plan := self._scheduler.plan_saving()) is not None:
+            self._runner.collect(self._runner.submit(plan))
+            disk.flush(max(0.0, deadline - monotonic()))

@@ -83,6 +83,7 @@ def _derived(settings: Settings) -> dict[str, SettingInForce]:
             settings.min_free_slots_to_start, "automatic", "free slots before new sequences start, once all were taken"
         ),
         "speculation": _speculation(settings),
+        "num_host_blocks": SettingInForce(settings.num_host_blocks, "automatic", "evicted blocks that the host keeps"),
     } | (state if settings.has_recurrent_state else {})
 
 

@@ -11,7 +11,10 @@ from headrace.histogram import HistogramCounts
 from headrace.sched import SchedulerStats
 
 # Gauges: the value of the last engine counts.
-_GAUGES = frozenset({"num_running", "num_waiting", "num_blocks", "num_blocks_held", "num_blocks_idle", "block_size"})
+_GAUGES = frozenset(
+    {"num_running", "num_waiting", "num_blocks", "num_blocks_held", "num_blocks_idle", "block_size"}
+    | {"num_host_blocks", "num_host_blocks_used", "host_block_bytes"}
+)
 _SCHEDULER_FIELDS = tuple(each.name for each in fields(SchedulerStats))
 
 
@@ -53,7 +56,7 @@ def _sum_of(name: str, schedulers: Sequence[SchedulerStats]) -> Any:
     values = [getattr(stats, name) for stats in schedulers]
     if isinstance(values[0], HistogramCounts):
         return _summed_counts(values)
-    return max(values) if name == "block_size" else sum(values)
+    return max(values) if name in ("block_size", "host_block_bytes") else sum(values[1:], start=values[0])
 
 
 def _summed_counts(each: Sequence[HistogramCounts]) -> HistogramCounts:

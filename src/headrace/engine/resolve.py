@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.attention import choose_attention
+from headrace.engine.kv_offloading import Offload, choose_offload
 from headrace.engine.offloading import (
     describe_offload,
     gpu_bytes,
@@ -132,6 +133,8 @@ class Resolver:
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype, kv_dtype)
         max_model_len = self._max_model_len(num_blocks)
         max_num_batched_tokens = self._max_num_batched_tokens(max_num_seqs, max_model_len)
+        enable_prefix_caching = self._enable_prefix_caching(dtype, max_num_seqs)
+        offload = self._offload(kv_dtype)
         self._warn_about_block_size()
         self._warn_about_memory_share()
         self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
@@ -156,16 +159,42 @@ class Resolver:
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_chunked_prefill=config.enable_chunked_prefill,
-            enable_prefix_caching=self._enable_prefix_caching(dtype, max_num_seqs),
+            enable_prefix_caching=enable_prefix_caching,
             has_recurrent_state=self._has_states,
             queue_policy=config.scheduling_policy,
             capacity_policy=config.capacity_policy,
             **self._pace(max_num_seqs),
             seed=config.seed,
             speculation=self._speculation(max_num_seqs, max_num_batched_tokens, max_model_len),
+            kv_offload_gib=offload.host_gib,
+            kv_offload_path=config.kv_offload_path,
+            kv_offload_disk_gib=offload.disk_gib,
+            num_host_blocks=offload.num_host_blocks,
+            host_block_bytes=offload.host_block_bytes,
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )
+
+    def _offload(self, kv_dtype: str) -> Offload:
+        why_not = None if self._config.enable_prefix_caching else "enable_prefix_caching is off"
+        if self._has_states:
+            why_not = "layers of the model have a recurrent state, so none are cached"
+        found = choose_offload(
+            self._config,
+            block_bytes=self._ranks.first_shards.spec.kv_elements_per_token
+            * BYTES_OF[kv_dtype]
+            * self._config.block_size,
+            num_ranks=self._config.tensor_parallel_size * self._config.pipeline_parallel_size,
+            num_local_ranks=self._ranks.num_local,
+            why_not=why_not,
+            note=self._note,
+        )
+        if found.num_host_blocks and not self._on_gpu and self._config.kv_offload_path is None:
+            self._warnings.append(
+                f"kv_offload_gib={found.host_gib:g}: on a CPU the KV cache is in host memory too; a larger "
+                "kv_cache_memory_bytes does the same without copies; kv_offload_path adds a disk"
+            )
+        return found
 
     def _speculation(self, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Speculation | None:
         found = choose_speculation(
@@ -206,6 +235,7 @@ class Resolver:
         total //= self._ranks.num_per_device
         cache, weights = settings.num_blocks * self._block_bytes(settings.kv_dtype), self._weight_bytes(settings.dtype)
         weights += self._state_bytes(settings.dtype, settings.max_num_seqs)
+        self._refuse_more_than_host_memory(settings)
         if cache + weights <= total:
             return
         name = "kv_cache_memory_bytes" if config.num_gpu_blocks_override is None else "num_gpu_blocks_override"
@@ -213,6 +243,14 @@ class Resolver:
             f"{name}={getattr(config, name):,} is a KV cache of {cache / GIB:,.1f} GiB; with weights of "
             f"{weights / GIB:,.1f} GiB it does not fit into {total / GIB:,.1f} GiB of memory; lower it or leave it out"
         )
+
+    def _refuse_more_than_host_memory(self, settings: Settings) -> None:
+        free, asked = self._facts.free_memory, int(settings.kv_offload_gib * GIB)
+        if asked > free:
+            raise ConfigError(
+                f"kv_offload_gib={settings.kv_offload_gib:g} is more than the {free / GIB:.1f} GiB of host memory that "
+                "are free; lower it, or use kv_offload_path for the rest"
+            )
 
     @property
     def _has_states(self) -> bool:

@@ -13,7 +13,7 @@ GPU_BATCHED_TEXT_TOKENS = 16384  # the host launches a step of a small encoder i
 
 _NOT_FOR_ENCODERS = (
     *("quantization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
-    *("speculative_config", "speculative_model"),
+    *("speculative_config", "speculative_model", "kv_offload_gib", "kv_offload_path"),
 )
 
 

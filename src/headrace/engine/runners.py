@@ -163,6 +163,7 @@ def start_runner(
         num_threads=settings.threads_per_rank,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
+        num_host_blocks=settings.num_host_blocks,
         uses_flash=settings.attention_backend == "FLASH_ATTN",
         step_bytes=step_bytes,
         max_draft_seqs=0 if speculation is None else speculation.max_seqs,

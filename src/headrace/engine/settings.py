@@ -66,6 +66,11 @@ class Settings:
     min_free_slots_to_start: int = 1  # see SchedulerLimits
     speculation: Speculation | None = None
     has_recurrent_state: bool = False  # see SchedulerLimits
+    kv_offload_gib: float = 0.0  # of the host tier: see `engine/kv_offloading.py`
+    kv_offload_path: str | None = None
+    kv_offload_disk_gib: float = 0.0
+    num_host_blocks: int = 0  # see SchedulerLimits
+    host_block_bytes: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -123,4 +128,6 @@ class Settings:
             num_stages=self.pipeline_parallel_size,
             speculation=self.speculation,
             has_recurrent_state=self.has_recurrent_state,
+            num_host_blocks=self.num_host_blocks,
+            host_block_bytes=self.host_block_bytes,
         )

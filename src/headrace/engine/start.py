@@ -27,6 +27,7 @@ from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.drafts import check_tokenizer, load_draft, open_draft
 from headrace.engine.grammars import Grammars
 from headrace.engine.group import EngineGroup, OnLost, ProcessClient
+from headrace.engine.kv_offloading import OpenedTiers, RunnerWithTiers, open_tiers
 from headrace.engine.opening import open_model
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
@@ -100,6 +101,7 @@ class LoadedModel:
     grammars: Grammars
     rss_before: int  # bytes of memory that this process had before the weights were loaded
     draft: Decoder | None = None  # the draft model of speculative decoding
+    source: Path | None = None  # its files
 
 
 class LoadedCore(NamedTuple):
@@ -282,7 +284,10 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
         if ranks is not None:
             ranks.end()
         raise
-    model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before, draft)
+    grammars = _grammars(tokenizer, spec)
+    model = LoadedModel(
+        config, estimate, spec, decoder, tokenizer, grammars, rss_before, draft, source=checkpoint.source
+    )
     return _core_of(model, config, started)
 
 
@@ -380,8 +385,11 @@ def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) 
     spec, settings = model.spec, started.settings
     if settings.device == "cuda":
         sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
+    tiers = OpenedTiers()
+    if model.source is not None and isinstance(started.runner, RunnerWithTiers):
+        tiers = open_tiers(settings, model.config, spec, model.source, started.runner.host_blocks)
     core = EngineCore(
-        Scheduler(settings.limits),
+        Scheduler(settings.limits, chain=tiers.chain, store=tiers.store),
         started.runner,
         eos_token_ids=spec.eos_token_ids,
         vocab_size=spec.vocab_size,
@@ -389,6 +397,7 @@ def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) 
         seed=config.seed,
         depth=depth_of(settings),
         grammars=model.grammars,
+        disk=tiers.store,
     )
     return LoadedCore(core, settings, model, EngineProfiler(core, model.decoder.spec, settings, config.model))
 

@@ -171,3 +171,17 @@ class LayerCache:
     @property
     def block_size(self) -> int:
         return self.keys.shape[2]
+
+    @property
+    def raw_sides(self) -> tuple[Tensor, ...]:
+        """The memory of each block as words, [num_blocks, words] int64: of the keys, and of the values unless they are
+        a part of them."""
+        are_latents = self.values.shape != self.keys.shape
+        sides = (self.keys,) if are_latents else (self.keys, self.values)
+        return tuple(_words_of_blocks(side) for side in sides)
+
+
+def _words_of_blocks(side: Tensor) -> Tensor:
+    num_elements = side.stride(0)  # the blocks lie one after the other
+    assert num_elements == side[0].numel() and side.storage_offset() == 0
+    return side.as_strided((side.shape[0], num_elements), (num_elements, 1)).view(torch.int64)

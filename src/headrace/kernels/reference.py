@@ -6,7 +6,7 @@ Sums are in float32 whatever the type of the input. T tokens, Hq and Hkv query a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -484,3 +484,19 @@ def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> N
         for side in (cache.keys, cache.values):  # of latents both are the same memory
             plain = side.view(torch.uint8) if side.dtype == FP8 else side  # every device can index bytes
             plain[targets] = plain[sources]
+
+
+def copy_blocks_to_rows(sides: Sequence[Tensor], blocks: Tensor, rows: Tensor, places: Tensor) -> None:
+    """Copies blocks[i] of all sides (`LayerCache.raw_sides`) to rows[places[i]], [num_places, words of all sides]."""
+    start = 0
+    for side in sides:
+        rows[places, start : start + side.shape[1]] = side[blocks]
+        start += side.shape[1]
+
+
+def copy_rows_to_blocks(sides: Sequence[Tensor], blocks: Tensor, rows: Tensor, places: Tensor) -> None:
+    """Copies rows[places[i]] to blocks[i] of all sides."""
+    start = 0
+    for side in sides:
+        side[blocks] = rows[places, start : start + side.shape[1]]
+        start += side.shape[1]

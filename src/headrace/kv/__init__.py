@@ -3,6 +3,7 @@
     blocks      BlockPool: reference counts; free, idle and held blocks; eviction (least recently used first)
     prefixes    PrefixIndex: which block holds which tokens after which prefix
     tables      BlockTables: each sequence's blocks; sharing, growing, copy on write, publishing for reuse
+    tiers       Tiers: evicted blocks in host memory (host_tier) and on disk (disk_tier, disk_files), by digest (chain)
 
 Automatic prefix caching:
 - A full block is keyed by (entry of the block before it, its own tokens). Entries are numbers that are never reused,
@@ -17,7 +18,21 @@ Invariant: free + idle + held = num_blocks.
 from __future__ import annotations
 
 from headrace.kv.blocks import BlockPool
+from headrace.kv.chain import Chain
 from headrace.kv.prefixes import PrefixHit, PrefixIndex
 from headrace.kv.tables import BlockCopy, BlockTable, BlockTables
+from headrace.kv.tiers import BlockStore, Fetch, Tiers, TierStats
 
-__all__ = ["BlockCopy", "BlockPool", "BlockTable", "BlockTables", "PrefixHit", "PrefixIndex"]
+__all__ = [
+    "BlockCopy",
+    "BlockPool",
+    "BlockStore",
+    "BlockTable",
+    "BlockTables",
+    "Chain",
+    "Fetch",
+    "PrefixHit",
+    "PrefixIndex",
+    "TierStats",
+    "Tiers",
+]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.kv.blocks import BlockPool
 from headrace.kv.prefixes import Parent, PrefixHit, PrefixIndex
+from headrace.kv.tiers import Fetch, Tiers
 from headrace.types import TokenIds
 
 
@@ -29,11 +31,20 @@ class BlockTable:
 class BlockTables:
     """Owns the pool and the prefix index that all block tables use."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        tiers: Tiers | None = None,
+        num_clean: int = 0,
+    ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._prefixes = PrefixIndex(block_size)
-        self.pool = BlockPool(num_blocks, self._prefixes)
+        self.tiers = tiers
+        self._prefixes = PrefixIndex(block_size, None if tiers is None else tiers.chain)
+        self.pool = BlockPool(num_blocks, self._prefixes, tiers, num_clean)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -42,6 +53,31 @@ class BlockTables:
         if not self.enable_prefix_caching:
             return PrefixHit((), salt or "")
         return self._prefixes.find(token_ids, salt)
+
+    def stored_after(self, hit: PrefixHit, token_ids: TokenIds) -> list[bytes]:
+        """The blocks of a prompt after those of the hit that the host tier holds."""
+        return [] if self.tiers is None else self.tiers.find(self._digests_after(hit, token_ids))
+
+    def fetch(self, hit: PrefixHit, token_ids: TokenIds, *, deadline: float) -> Fetch:
+        """Start reading the blocks of a prompt that only the disk has."""
+        assert self.tiers is not None
+        return self.tiers.fetch(self._digests_after(hit, token_ids), deadline=deadline)
+
+    def _digests_after(self, hit: PrefixHit, token_ids: TokenIds) -> Iterator[bytes]:
+        assert self.tiers is not None and isinstance(hit.last_entry, bytes)
+        tokens = token_ids[hit.num_blocks * self.block_size :]
+        return self.tiers.chain.digests(hit.last_entry, tokens.tobytes(), 4 * self.block_size)
+
+    def open_stored(self, hit: PrefixHit, token_ids: TokenIds, stored: list[bytes]) -> BlockTable:
+        """Open a table for a prompt that shares the hit's blocks, and whose next ones are filled from the host tier.
+        All of these are findable from now on."""
+        assert self.tiers is not None
+        places = self.tiers.reserve(stored)
+        table = self.open(hit, len(token_ids))
+        first, end = hit.num_blocks, hit.num_blocks + len(stored)
+        self.tiers.load(stored, places, table.blocks[first:end])
+        self.publish(table, token_ids, end * self.block_size)
+        return table
 
     def open(self, hit: PrefixHit, num_tokens: int) -> BlockTable:
         """Open a table that shares the hit's blocks and has room for `num_tokens`."""

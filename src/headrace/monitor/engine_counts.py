@@ -16,10 +16,11 @@ RATE_WINDOW_S = 10.0
 RATE_SAMPLE_S = 1.0
 
 _GAUGES = (
-    *(table.RUNNING, table.WAITING, table.WAITING_BY_REASON, table.KV_USE),
+    *(table.RUNNING, table.WAITING, table.WAITING_BY_REASON, table.KV_USE, table.TIER_USE),
     *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
 )
 _NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # a freshly started engine
+Counts = dict[tuple[Series, *tuple[str, ...]], float]
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
@@ -73,6 +74,7 @@ class EngineCounts:
         store.set(table.WAITING_BY_REASON, scheduler.num_waiting, "capacity")
         store.set(table.WAITING_BY_REASON, 0.0, "deferred")
         store.set(table.KV_USE, scheduler.kv_use)
+        store.set(table.TIER_USE, scheduler.num_host_blocks_used / max(1, scheduler.num_host_blocks))
         self._set_sleep_state(0)
         prompt_rate, generation_rate = self._rates.rates(self._clock())
         store.set(table.PROMPT_RATE, prompt_rate)
@@ -108,27 +110,53 @@ def _is_same_engine(before: EngineStats, after: EngineStats) -> bool:
     return before.started_at == after.started_at and before.scheduler.num_steps <= after.scheduler.num_steps
 
 
-def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], float]:
+def _counts_of_tiers(scheduler: SchedulerStats) -> Counts:
+    tiers, num_bytes = scheduler.tiers, scheduler.host_block_bytes
+    return {
+        (table.TIER_QUERIES,): scheduler.num_tier_queried_tokens if scheduler.num_host_blocks else 0,
+        (table.TIER_HITS,): scheduler.num_tier_hit_tokens,
+        (table.TIER_BLOCKS_LOADED, "host"): tiers.num_loaded - tiers.num_disk_hits,
+        (table.TIER_BLOCKS_LOADED, "disk"): tiers.num_disk_hits,
+        (table.TIER_BYTES, "GPU_to_CPU"): tiers.num_stored * num_bytes,
+        (table.TIER_BYTES, "CPU_to_GPU"): tiers.num_loaded * num_bytes,
+        (table.TIER_BYTES, "CPU_to_disk"): tiers.num_written * num_bytes,
+        (table.TIER_BYTES, "disk_to_CPU"): tiers.num_read * num_bytes,
+        (table.TIER_DROPPED, "host_busy"): tiers.num_dropped,
+        (table.TIER_DROPPED, "disk_write"): tiers.num_unwritten,
+        (table.TIER_DROPPED, "disk_read"): tiers.num_unreadable,
+    }
+
+
+def _counts_of(stats: EngineStats) -> Counts:
     """All counters, by series and label values."""
     scheduler = stats.scheduler
     positions = enumerate(scheduler.accepted_by_position.counts)
-    return {(table.ACCEPTED_BY_POSITION, str(position)): count for position, count in positions} | {
-        (table.STEPS,): scheduler.num_steps,
-        (table.PREFIX_QUERIES,): scheduler.num_prefix_queried_tokens,
-        (table.PREFIX_HITS,): scheduler.num_prefix_hit_tokens,
-        (table.PREEMPTIONS,): scheduler.num_preemptions,
-        (table.PROMPT_TOKENS,): scheduler.num_prompt_tokens,
-        (table.PROMPT_TOKENS_BY_SOURCE, "local_compute"): scheduler.num_prompt_tokens - scheduler.num_prefix_hit_tokens,
-        (table.PROMPT_TOKENS_BY_SOURCE, "local_cache_hit"): scheduler.num_prefix_hit_tokens,
-        (table.PROMPT_TOKENS_BY_SOURCE, "external_kv_transfer"): 0,
-        (table.GENERATED_TOKENS,): scheduler.num_generated_tokens,
-        (table.RECOMPUTED_TOKENS,): scheduler.num_recomputed_tokens,
-        (table.DRAFTS,): scheduler.num_drafts,
-        (table.DRAFT_TOKENS,): scheduler.num_draft_tokens,
-        (table.ACCEPTED_TOKENS,): scheduler.num_accepted_tokens,
-        (table.BUSY_SECONDS, "host"): stats.host_seconds,
-        (table.BUSY_SECONDS, "wait"): stats.wait_seconds,
-    }
+    by_position: Counts = {(table.ACCEPTED_BY_POSITION, str(position)): count for position, count in positions}
+    return (
+        by_position
+        | _counts_of_tiers(scheduler)
+        | {
+            (table.STEPS,): scheduler.num_steps,
+            (table.PREFIX_QUERIES,): scheduler.num_prefix_queried_tokens,
+            (table.PREFIX_HITS,): scheduler.num_prefix_hit_tokens,
+            (table.PREEMPTIONS,): scheduler.num_preemptions,
+            (table.PROMPT_TOKENS,): scheduler.num_prompt_tokens,
+            (table.PROMPT_TOKENS_BY_SOURCE, "local_compute"): scheduler.num_prompt_tokens
+            - scheduler.num_prefix_hit_tokens,
+            (table.PROMPT_TOKENS_BY_SOURCE, "local_cache_hit"): (
+                scheduler.num_prefix_hit_tokens - scheduler.num_tier_hit_tokens
+            ),
+            (table.PROMPT_TOKENS_BY_SOURCE, "external_kv_transfer"): scheduler.num_tier_hit_tokens,
+            (table.EVICTED_TOKENS,): scheduler.num_evicted_tokens,
+            (table.GENERATED_TOKENS,): scheduler.num_generated_tokens,
+            (table.RECOMPUTED_TOKENS,): scheduler.num_recomputed_tokens,
+            (table.DRAFTS,): scheduler.num_drafts,
+            (table.DRAFT_TOKENS,): scheduler.num_draft_tokens,
+            (table.ACCEPTED_TOKENS,): scheduler.num_accepted_tokens,
+            (table.BUSY_SECONDS, "host"): stats.host_seconds,
+            (table.BUSY_SECONDS, "wait"): stats.wait_seconds,
+        }
+    )
 
 
 def _histograms_of(stats: EngineStats) -> dict[Series, HistogramCounts]:

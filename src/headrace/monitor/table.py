@@ -204,13 +204,58 @@ PREFIX_QUERIES = Series(
 PREFIX_HITS = Series(
     "headrace:prefix_cache_hits",
     "counter",
-    "Prompt tokens found in the prefix cache.",
+    "Prompt tokens found in the prefix cache, in its tiers too.",
     aliases=(
         Alias("vllm:prefix_cache_hits"),
         Alias("vllm:gpu_prefix_cache_hits"),
         Alias("vllm:prompt_tokens_cached"),
     ),
     alert="under half of the queries, where shared prefixes are expected",
+)
+EVICTED_TOKENS = Series(
+    "headrace:evicted_tokens",
+    "counter",
+    "Tokens of cached prefixes that were evicted from the KV cache; with tiers, most of them are kept there.",
+)
+TIER_QUERIES = Series(
+    "headrace:external_prefix_cache_queries",
+    "counter",
+    "Prompt tokens that the KV cache did not have, looked up in the tiers (host memory, disk); 0 without tiers.",
+    aliases=(Alias("vllm:external_prefix_cache_queries"),),
+)
+TIER_HITS = Series(
+    "headrace:external_prefix_cache_hits",
+    "counter",
+    "Prompt tokens found in the tiers; `headrace:prefix_cache_hits` contains them.",
+    aliases=(Alias("vllm:external_prefix_cache_hits"),),
+)
+TIER_BLOCKS_LOADED = Series(
+    "headrace:kv_offload_loaded_blocks",
+    "counter",
+    "Blocks that came back to the KV cache, by the tier that had them: host or disk.",
+    labels=("tier",),
+)
+TIER_BYTES = Series(
+    "headrace:kv_offload_bytes",
+    "counter",
+    "Bytes copied between the KV cache and the host tier (`GPU_to_CPU`, `CPU_to_GPU`, on a CPU too), and between the "
+    "host tier and the disk (`CPU_to_disk`, `disk_to_CPU`).",
+    labels=("transfer_type",),
+    aliases=(Alias("vllm:kv_offload_total_bytes"),),
+)
+TIER_DROPPED = Series(
+    "headrace:kv_offload_dropped_blocks",
+    "counter",
+    "Blocks that a tier did not keep, by reason: host_busy, disk_write (queue or disk full), disk_read (missing or "
+    "damaged file).",
+    labels=("reason",),
+)
+TIER_USE = Series(
+    "headrace:kv_offload_usage",
+    "gauge",
+    "Share of the host tier that holds blocks, 0 to 1; 0 without one.",
+    aliases=(Alias("vllm:kv_offload_cpu_cache_usage_perc"),),
+    over_engines="max",
 )
 PREEMPTIONS = Series(
     "headrace:num_preemptions",

@@ -3,6 +3,7 @@
     cpu_runner        runs a model on a CPU, on a thread of its own
     gpu/              runs a model on a GPU, with CUDA graphs
     fake              needs no model and no torch: for tests, and to measure the host's cost
+    host_blocks       memory of the host tier, and copies from and to it (CPU); gpu/gpu_host_blocks is its counterpart
     slots             the device's state by slot (CPU); gpu/gpu_slots is its counterpart
     step_outputs      what the model computes in a step; prompt_logprobs and readouts are parts of it
     results           from device tensors to numpy arrays

@@ -19,6 +19,7 @@ from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.draft_model import DraftModel, Proposer
+from headrace.runner.host_blocks import HostBlocks
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
 from headrace.runner.readouts import lay_out_readouts
 from headrace.runner.results import step_logprobs
@@ -28,7 +29,7 @@ from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_output
 from headrace.runner.verification import Verified, drafts_by_slot, kept_logprobs, verify
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.startup import OnStage, ignore_stage
-from headrace.steps import BoolArray, Drafts, IntArray, Masks, StepPlan, StepResult
+from headrace.steps import BlockTransfers, BoolArray, Drafts, IntArray, Masks, StepPlan, StepResult
 
 Result = TypeVar("Result")
 
@@ -36,6 +37,7 @@ _RANGES = {  # names of a profile's ranges, by method
     "_execute": "execute",
     "_apply_changes": "inputs",
     "_copy_blocks": "copy_blocks",
+    "_transfer_blocks": "transfer_blocks",
     "_layout": "inputs",
     "_sample": "sample",
     "_append": "append",
@@ -62,6 +64,7 @@ class CpuRunner:
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
         self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
+        self.host_blocks = HostBlocks(self._caches, shape.num_host_blocks) if shape.num_host_blocks else None
         self._draft = None if proposer is None else self._draft_model(proposer, shape)
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
@@ -196,6 +199,8 @@ class CpuRunner:
         return self._slots.layout(slots, num_tokens)
 
     def _apply_changes(self, plan: StepPlan) -> None:
+        if plan.transfers is not None:
+            self._transfer_blocks(plan.step, plan.transfers)
         self._slots.write(plan)
         if plan.next_tokens is not None and not self._decoder.is_last_stage:
             slots = torch.from_numpy(plan.slots[: len(plan.next_tokens)])
@@ -214,6 +219,10 @@ class CpuRunner:
             )
         if plan.copies:
             self._copy_blocks(plan.copies)
+
+    def _transfer_blocks(self, step: int, transfers: BlockTransfers) -> None:
+        assert self.host_blocks is not None, "a plan with transfers for a runner without a host tier"
+        self.host_blocks.transfer(step, transfers)
 
     def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         sources, targets = torch.tensor(copies, device=self._device).unbind(1)

@@ -21,4 +21,5 @@ class RunnerShape:
     uses_flash: bool = True  # FlashAttention-3 for prefills, on a GPU where it runs
     max_draft_seqs: int = 0  # of a step that verifies drafts; 0: none does
     max_draft_rows: int = 0  # the same in rows
+    num_host_blocks: int = 0  # places of the host tier; 0: there is none
     step_bytes: int = 0  # memory of a step beside weights and KV cache; reserved at start on a GPU

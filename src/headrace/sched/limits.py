@@ -29,12 +29,19 @@ class SchedulerLimits:
     )
     num_stages: int = 1  # of a pipeline: see `sched/microbatches.py`
     speculation: Speculation | None = None  # see `sched/drafting.py`
+    num_host_blocks: int = 0  # places of the host tier (`kv/tiers.py`); 0: evicted blocks are lost
+    host_block_bytes: int = 0  # of one place, over all ranks
     # Slots have a state that blocks do not contain: a sequence computes all of its tokens itself, in order.
     has_recurrent_state: bool = False
 
     def __post_init__(self) -> None:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
         assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
+
+    @property
+    def max_blocks_per_step(self) -> int:
+        """New blocks that a step takes at most, roughly."""
+        return self.max_num_batched_tokens // self.block_size + self.max_num_seqs
 
     def shares_prefix(self, request: Request) -> bool:
         """Whether the request reuses cached blocks and leaves its own to others."""

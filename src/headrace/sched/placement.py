@@ -16,6 +16,7 @@ from headrace.sched.limits import SchedulerLimits
 from headrace.sched.plan_builder import PlanBuilder
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.slots import SlotTable
+from headrace.types import TokenIds
 
 # Share of the KV cache that may be overcommitted: recomputing so little after a preemption costs less than
 # starting a few sequences later, which then decode in small batches.
@@ -29,6 +30,8 @@ class Placed:
     table: BlockTable
     num_cached: int  # leading tokens that need not be computed
     copy: BlockCopy | None  # copy on write of the last shared block, before the step
+    num_loaded: int = 0  # of the cached tokens, those that come from the tiers
+    is_arriving: bool = False  # its blocks are copied from the host tier beside this step
 
 
 class Placement:
@@ -54,9 +57,12 @@ class Placement:
             return None
         source = self._fork_source(sequence, builder)
         hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, builder)
-        num_cached = min(hit.num_blocks * self._limits.block_size, len(sequence.token_ids) - 1)
+        stored = [] if source else self._stored_after(sequence, hit)
+        num_found = (hit.num_blocks + len(stored)) * self._limits.block_size
+        num_cached = min(num_found, len(sequence.token_ids) - 1)
         if len(sequence.token_ids) - num_cached > builder.budget_of(sequence.request) and not self._may_chunk(builder):
             return None
+        num_in_pool = min(hit.num_blocks * self._limits.block_size, num_cached)
         writes_shared = num_cached // self._limits.block_size < hit.num_blocks
         copies_block = writes_shared and self._tables.pool.count(hit.blocks[-1]) > 0
         demand = self.capacity.demand(sequence, hit, copies_block=copies_block)
@@ -65,14 +71,19 @@ class Placement:
         ):
             self._blocked = (sequence, self._tables.pool.num_drops)
             return None
-        table = (
-            self._tables.fork(source, sequence.prompt_len)
-            if source
-            else self._tables.open(hit, len(sequence.token_ids))
-        )
+        table = self._open(sequence, hit, source, stored)
         copy = self._tables.make_writable(table, num_cached) if writes_shared else None
         self.capacity.opened(sequence, table)
-        return Placed(table, num_cached, copy)
+        builder.arriving.update(table.blocks[hit.num_blocks : hit.num_blocks + len(stored)])
+        is_arriving = not builder.arriving.isdisjoint(table.blocks)
+        return Placed(table, num_cached, copy, num_cached - num_in_pool, is_arriving)
+
+    def _open(self, sequence: Sequence, hit: PrefixHit, source: BlockTable | None, stored: list[bytes]) -> BlockTable:
+        if source is not None:
+            return self._tables.fork(source, sequence.prompt_len)
+        if stored:
+            return self._tables.open_stored(hit, sequence.token_ids, stored)
+        return self._tables.open(hit, len(sequence.token_ids))
 
     def _fits_later(self, sequence: Sequence, demand: BlockDemand) -> bool:
         """Whether the KV cache is expected to hold all running sequences to their ends, within `OVERCOMMIT`. Those that
@@ -107,14 +118,25 @@ class Placement:
         return PrefixHit(tuple(source.blocks[: self._tables.num_blocks_for(sequence.prompt_len)]), source.last_entry)
 
     def _hit_of_prompt(self, sequence: Sequence, builder: PlanBuilder) -> PrefixHit:
-        token_ids, salt = sequence.token_ids, sequence.request.cache_salt
-        # With prompt_logprobs every token of the prompt has to be computed.
-        if sequence.needs_prompt_logprobs or not self._limits.shares_prefix(sequence.request):
+        token_ids, salt = self.reusable_tokens(sequence), sequence.request.cache_salt
+        if token_ids is None:
             return PrefixHit((), salt or "")
-        if sequence.request.readout is not None:
-            return self._tables.find_prefix(token_ids[: sequence.request.readout.first_position(len(token_ids))], salt)
         hit = self._tables.find_prefix(token_ids, salt)
-        is_full = hit.num_blocks * self._limits.block_size == len(token_ids)
-        if is_full and hit.blocks[-1] in builder.written:  # copies come before the step that writes it
+        is_full = hit.num_blocks * self._limits.block_size == len(sequence.token_ids)
+        # Copies come before the step that writes it, and before the copies from the host tier have ended.
+        if is_full and (hit.blocks[-1] in builder.written or hit.blocks[-1] in builder.arriving):
             return self._tables.find_prefix(token_ids[:-1], salt)
         return hit
+
+    def reusable_tokens(self, sequence: Sequence) -> TokenIds | None:
+        """The tokens whose blocks need not be computed if they are cached; None: all have to be computed."""
+        # With prompt_logprobs every token of the prompt has to be computed.
+        if sequence.needs_prompt_logprobs or not self._limits.shares_prefix(sequence.request):
+            return None
+        readout, token_ids = sequence.request.readout, sequence.token_ids
+        return token_ids if readout is None else token_ids[: readout.first_position(len(token_ids))]
+
+    def _stored_after(self, sequence: Sequence, hit: PrefixHit) -> list[bytes]:
+        """The blocks of its prompt after the hit that are in the host tier."""
+        token_ids = None if self._tables.tiers is None else self.reusable_tokens(sequence)
+        return [] if token_ids is None else self._tables.stored_after(hit, token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.kv import BlockCopy
-from headrace.steps import Drafts, IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.steps import BlockTransfers, Drafts, IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
 from headrace.types import Request
 
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
@@ -23,6 +23,8 @@ class PlanBuilder:
         self.has_preempted = False
         # Blocks that prefill writes in this step. Copies run before it, so none may read these.
         self.written: set[int] = set()
+        self.arriving: set[int] = set()  # blocks that are copied from the host tier beside this step
+        self.arriving_slots: set[int] = set()  # those that enter with some of these
         self._decoding = _NO_SLOTS
         self._next_tokens: IntArray | None = None
         self._drafts: Drafts | None = None
@@ -93,7 +95,8 @@ class PlanBuilder:
     def write_tables(self, slots: IntArray, indexes: IntArray, blocks: IntArray) -> None:
         self._table_writes.append((slots, indexes, blocks))
 
-    def finish(self, last: StepPlan | None) -> StepPlan:
+    def finish(self, last: StepPlan | None, transfers: BlockTransfers | None = None) -> StepPlan:
+        changes = bool(self._slots or self._slot_entries)
         has_drafts = self._drafts is not None or (last is not None and last.drafts is not None)
         return StepPlan(
             step=self.step,
@@ -108,8 +111,9 @@ class PlanBuilder:
             copies=tuple(self._copies),
             readout_chunks=tuple(self._readout_chunks),
             next_tokens=self._next_tokens,
-            is_steady=not self._slots and last is not None and last.slots is self._decoding and not has_drafts,
+            is_steady=not changes and last is not None and last.slots is self._decoding and not has_drafts,
             drafts=self._drafts,
+            transfers=transfers,
         )
 
     def _decoded_tokens(self) -> IntArray:

@@ -17,14 +17,15 @@ import numpy.typing as npt
 
 from headrace.errors import RequestError
 from headrace.histogram import Histogram
-from headrace.kv import BlockTables
+from headrace.kv import BlockStore, BlockTables, Chain, Tiers, TierStats
 from headrace.sched.background import NO_LIMIT, BackgroundLimit, BackgroundPace
 from headrace.sched.drafting import Drafting
 from headrace.sched.events import EventWriter
+from headrace.sched.fetching import LOOK_AHEAD, Fetching
 from headrace.sched.growth import Growth
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.microbatches import Microbatches
-from headrace.sched.placement import Placement
+from headrace.sched.placement import Placed, Placement
 from headrace.sched.plan_builder import PlanBuilder
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.readout_chunks import readout_chunk
@@ -37,6 +38,7 @@ from headrace.steps import (
     FULL,
     STOPPED,
     UNFINISHED,
+    BlockTransfers,
     BoolArray,
     Drafts,
     IntArray,
@@ -47,6 +49,7 @@ from headrace.steps import (
 )
 from headrace.types import BACKGROUND_PRIORITY, FinishReason, Request, SequenceEvent
 
+MAX_CLEAN_SHARE = 0.25  # of the blocks: those that are kept free, or copied to the host tier before they are evicted
 MODEL_GAVE_NAN = (
     "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
     "larger range"
@@ -60,12 +63,22 @@ _NO_VALID_TOKEN = (
 class Scheduler:
     """Owns sequences, slots and blocks. Only `plan`, `apply`, `add` and `abort` change them."""
 
-    def __init__(self, limits: SchedulerLimits, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        clock: Callable[[], float] = monotonic,
+        chain: Chain | None = None,
+        store: BlockStore | None = None,
+    ) -> None:
+        """`chain` and `store`: names of blocks, and the disk, of the tiers that `limits` asks for."""
         self.limits = limits
         self.tables = BlockTables(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             enable_prefix_caching=True,  # for the requests that use it: `SchedulerLimits.shares_prefix`
+            tiers=Tiers(limits.num_host_blocks, chain or Chain(), store) if limits.num_host_blocks else None,
+            num_clean=min(2 * limits.max_blocks_per_step, int(limits.num_blocks * MAX_CLEAN_SHARE)),
         )
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be lowered for a while
@@ -73,12 +86,18 @@ class Scheduler:
         self._growth = Growth(self.tables, self.slots, self._placement.capacity)
         self._microbatches = Microbatches(limits.num_stages, self.slots)
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
+        self._fetching = None if store is None else Fetching(self.tables, self._placement, clock)
         self._forks: deque[Sequence] = deque()  # their parent has computed the prompt; they start before the queue
         self._next_forks: list[Sequence] = []  # those whose prompt is computed in the last planned step
         self._prefilling: list[Sequence] = []  # running, but not decoding yet
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._events = EventWriter(self.slots)
-        self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
+        self._stats = SchedulerStats(
+            num_blocks=limits.num_blocks,
+            num_host_blocks=limits.num_host_blocks,
+            host_block_bytes=limits.host_block_bytes,
+            block_size=limits.block_size,
+        )
         self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
@@ -103,7 +122,7 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        pool = self.tables.pool
+        pool, tiers = self.tables.pool, self.tables.tiers
         return replace(
             self._stats,
             num_running=self.slots.num_running,
@@ -113,6 +132,9 @@ class Scheduler:
             batch_tokens=self._batch_tokens.snapshot(),
             iteration_tokens=self._iteration_tokens.snapshot(),
             token_gaps=self._token_gaps.histogram.snapshot(),
+            num_evicted_tokens=pool.num_evicted * self.limits.block_size,
+            tiers=TierStats() if tiers is None else tiers.stats,
+            num_host_blocks_used=0 if tiers is None else tiers.num_places_used,
         )
 
     def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
@@ -151,6 +173,8 @@ class Scheduler:
             return None
         max_seqs = self._microbatches.max_seqs(self.slots.num_running + self._num_next(), self._next_step)
         builder = PlanBuilder(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
+        if self._fetching is not None:
+            self._fetching.look_ahead(self._queue.near_head(LOOK_AHEAD))
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
         is_urgent = self._make_room_for_urgent()
@@ -164,6 +188,8 @@ class Scheduler:
             self._compute_decoding(builder, background, priority=priority)
             less_urgent = self._compute_prefilling(builder, priority)
             self._start_waiting(builder, priority, at_once=is_urgent)
+            if builder.is_empty:  # there is no step beside which blocks could arrive
+                self._compute_rest([s for s in self._prefilling if s.slot in builder.arriving_slots], builder)
             if builder.is_empty:  # what is less urgent goes on where nothing urgent could start
                 self._compute_decoding(builder, background)
                 self._compute_rest(less_urgent, builder)
@@ -173,7 +199,7 @@ class Scheduler:
                 self._compute_decoding(builder, background)
         if builder.is_empty:
             return None
-        plan = builder.finish(self._last_plan)
+        plan = builder.finish(self._last_plan, self._transfers())
         self._last_plan = plan
         self._next_step += 1
         self._microbatches.num_in_flight += 1
@@ -181,6 +207,35 @@ class Scheduler:
         if self._queue.by_priority:
             self._pace.planned(plan, self._clock(), background, num_background=builder.num_background)
         return plan
+
+    def _transfers(self) -> BlockTransfers | None:
+        """The copies between the pool and the host tier that belong to the planned step."""
+        tiers = self.tables.tiers
+        if tiers is None:
+            return None
+        self.tables.pool.clean()
+        return tiers.take_transfers(self._next_step)
+
+    def wait_for_fetch(self, seconds: float) -> None:
+        """If prompts wait for blocks from the disk, wait until some have been read."""
+        tiers = self.tables.tiers
+        if tiers is not None and tiers.is_fetching:
+            tiers.wait(seconds)
+
+    def plan_saving(self) -> StepPlan | None:
+        """A step that computes nothing and copies idle blocks to the host tier, from where they go to the disk; None if
+        there are none left. For the end: called until then, with nothing in flight."""
+        tiers = self.tables.tiers
+        if tiers is None:
+            return None
+        tiers.poll()
+        self.tables.pool.save(tiers.num_to_save)
+        transfers = tiers.take_transfers(self._next_step)
+        if transfers is None:
+            return None
+        builder = PlanBuilder(self._next_step, 0)
+        self._next_step += 1
+        return builder.finish(None, transfers)
 
     def _waits_for_drafts(self) -> bool:
         """Whether steps in flight have to end first: one with drafts, whose accepted tokens only the device knows, or
@@ -279,6 +334,8 @@ class Scheduler:
         if num_tokens == 0:
             return False
         assert sequence.table is not None
+        if slot in builder.arriving_slots and self.tables.tiers is not None:
+            self.tables.tiers.needs_now()
         start = int(slots.computed[slot])
         builder.written.update(sequence.table.blocks[start // self.limits.block_size :])
         is_complete = slots.advance(slot, num_tokens)
@@ -343,8 +400,12 @@ class Scheduler:
                 self._queue.pop()
             sequence.state = State.RUNNING
             self._num_waiting -= 1
-            if not self._compute_chunk(sequence, builder):
+            if self._comes_later(sequence, builder) or not self._compute_chunk(sequence, builder):
                 self._prefilling.append(sequence)
+
+    def _comes_later(self, sequence: Sequence, builder: PlanBuilder) -> bool:
+        """Whether its blocks are copied from the host tier beside this step, and it is computed in the next one."""
+        return sequence.slot in builder.arriving_slots and self.limits.enable_chunked_prefill
 
     def _num_startable(self) -> int:
         return min(self.slots.num_free, self.max_running - self.slots.num_running)
@@ -360,13 +421,15 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Give a waiting sequence blocks and a slot, if there is room for it."""
+        if self._fetching is not None and self._fetching.is_waiting(sequence):
+            return False
         placed = self._placement.place(sequence, builder)
         if placed is None:
             return False
         sequence.table = placed.table
         if sequence.needs_prompt_logprobs:
             sequence.prompt_logprobs = [None]  # from the first token, also after a preemption
-        self._count_start(sequence, placed.num_cached)
+        self._count_start(sequence, placed)
         slot = self.slots.occupy(
             sequence,
             step=builder.step,
@@ -374,6 +437,8 @@ class Scheduler:
             capacity=len(placed.table.blocks) * self.limits.block_size,
         )
         sequence.slot = slot
+        if placed.is_arriving:
+            builder.arriving_slots.add(slot)
         self._token_gaps.enter(slot, sequence.last_token_at)
         if self.drafting is not None:
             self.drafting.enter(slot)
@@ -550,8 +615,8 @@ class Scheduler:
         stats.sum_blocks_held += num_held
         stats.sum_unused_positions += self.slots.num_unused_positions()
 
-    def _count_start(self, sequence: Sequence, num_cached: int) -> None:
-        stats = self._stats
+    def _count_start(self, sequence: Sequence, placed: Placed) -> None:
+        stats, num_cached = self._stats, placed.num_cached
         if sequence.started_at is not None:
             stats.num_recomputed_tokens += len(sequence.token_ids) - num_cached
             return
@@ -561,6 +626,8 @@ class Scheduler:
             stats.num_prompt_tokens += sequence.prompt_len
             stats.num_prefix_queried_tokens += sequence.prompt_len
             stats.num_prefix_hit_tokens += num_cached
+            stats.num_tier_queried_tokens += sequence.prompt_len - (num_cached - placed.num_loaded)
+            stats.num_tier_hit_tokens += placed.num_loaded
 
 
 def _is_paused(sequence: Sequence, priority: int | None) -> bool:

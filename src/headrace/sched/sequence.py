@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from headrace.kv import BlockTable
+from headrace.kv import BlockTable, Fetch
 from headrace.steps import ReadoutResult
 from headrace.types import NUM_DEVICE_STOPS, Request, SequenceTiming, TokenIds, TokenLogprobs
 
@@ -32,6 +32,7 @@ class Sequence:
     state: State = State.WAITING
     slot: int = -1
     table: BlockTable | None = None
+    fetch: Fetch | None = None  # of its prompt's blocks from the disk
     started_at: float | None = None  # when it first got a slot
     first_token_at: float | None = None
     last_token_at: float | None = None  # when it last left a slot

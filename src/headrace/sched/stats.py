@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.histogram import HistogramCounts
+from headrace.kv import TierStats
 
 BATCH_TOKENS_BOUNDS = (1, 8, *(2**power for power in range(4, 15)))  # tokens of a step: 1, 8, 16, 32 ... 16384
 TOKEN_GAP_BOUNDS = (
@@ -27,6 +28,9 @@ class SchedulerStats:
     num_recomputed_tokens: int = 0  # tokens computed again after a preemption
     num_prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hit_tokens: int = 0  # those that were found
+    num_tier_queried_tokens: int = 0  # prompt tokens that were not found in the pool
+    num_tier_hit_tokens: int = 0  # of the found ones, those that came from the host tier or the disk
+    num_evicted_tokens: int = 0  # of findable blocks that were evicted from the pool
     num_drafts: int = 0  # how often a sequence had drafts in a step
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0  # of the drafted ones
@@ -39,10 +43,14 @@ class SchedulerStats:
     num_blocks: int = 0
     num_blocks_held: int = 0
     num_blocks_idle: int = 0
+    num_host_blocks: int = 0  # places of the host tier
+    num_host_blocks_used: int = 0
+    host_block_bytes: int = 0  # of one place
     block_size: int = 0
     batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # per step, by BATCH_TOKENS_BOUNDS
     iteration_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # prompt and generated
     token_gaps: HistogramCounts = field(default_factory=HistogramCounts)  # seconds, by TOKEN_GAP_BOUNDS
+    tiers: TierStats = field(default_factory=TierStats)
 
     @property
     def prefix_hit_share(self) -> float:

@@ -22,6 +22,7 @@ from headrace.engine.start import start_engine_group, start_engine_process
 from headrace.engine.startup_display import StartupDisplay
 from headrace.errors import ConfigError
 from headrace.hardware.gpu_monitor import GpuMonitor
+from headrace.kv.disk_files import salt_secret
 from headrace.monitor.metrics import EngineLoad, ServerMetrics
 from headrace.plan.gpus import Gpu
 from headrace.server.batch.setup import build_service, open_store, with_priorities
@@ -69,7 +70,7 @@ def serve(
 ) -> int:
     """Serve until a signal. Bad settings are refused before the model is loaded. `on_ready` is awaited when the engine
     is ready, before connections are accepted. `terminal` shows the stage of the start that runs."""
-    keys = Keys(options, print_line=print_line)
+    keys = Keys(options, print_line=print_line, secret=_salt_secret(config))
     check_tls(options)
     _refuse_sleep_on_nodes(config, options)
     raise_file_limit()
@@ -99,6 +100,16 @@ def _refuse_sleep_on_nodes(config: EngineConfig, options: ServerOptions) -> None
             "engine that sleeps, and would have to be started again to wake it; leave one of them out, or use "
             "--distributed-executor-backend ray"
         )
+
+
+def _salt_secret(config: EngineConfig) -> bytes | None:
+    """Salts that are the same after a restart, where cached prefixes are."""
+    if config.kv_offload_path is None:
+        return None
+    try:
+        return salt_secret(Path(config.kv_offload_path).expanduser())
+    except OSError as error:
+        raise ConfigError(f"kv_offload_path={config.kv_offload_path!r} cannot be used: {error}") from error
 
 
 def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:

@@ -22,7 +22,7 @@ SAVES_MEMORY = frozenset({"quantization", "kv_cache_dtype", "tensor_parallel_siz
 # Headrace changes these without loading the weights again; vLLM none.
 LIVE = frozenset(
     {"max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching", "capacity_policy"}
-    | {"speculative_config"}
+    | {"speculative_config", "kv_offload_gib"}
 )
 
 

@@ -181,3 +181,15 @@ def test_the_embedded_model_with_its_uneven_heads_answers_as_in_one_process() ->
         answers.append(output.outputs[0].text)
         llm.close()
     assert answers[0] == answers[1] and "Paris" in answers[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_each_rank_keeps_its_own_part_of_evicted_prefixes(sizes: dict[str, int], tiny_directory: Path) -> None:
+    rounds = [[f"{name} " * 30 + str(number) for name in ("abc", "def", "ghi", "jkl")] for number in range(3)]
+    with running(tiny_directory) as llm:
+        wanted = [tokens(llm, GREEDY, prompts) for prompts in rounds]
+    small = {"num_gpu_blocks_override": 20, "max_num_seqs": 2, "kv_offload_gib": 0.01}
+    with running(tiny_directory, **sizes, **small) as llm:
+        assert [tokens(llm, GREEDY, prompts) for prompts in rounds] == wanted
+        assert llm.stats.scheduler.num_tier_hit_tokens > 0

@@ -10,7 +10,7 @@ from headrace.dist.mesh import Mesh
 from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.ranks import wire
-from headrace.steps import Drafts, ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.steps import BlockTransfers, Drafts, ReadoutChunk, SlotEntry, StepPlan, TableWrites
 from headrace.types import SamplingParams, StructuredOutputs
 
 PARAMS = SamplingParams(
@@ -121,3 +121,14 @@ def test_a_start_arrives_as_it_was_sent() -> None:
     config, settings = EngineConfig(tensor_parallel_size=4), fake_settings(tensor_parallel_size=4)
     start = wire.Start(config, settings, Mesh(3, 4), "gloo", Rendezvous(host="10.0.0.1", port=7, address="b"), None)
     assert wire.decode_command(wire.encode(start)) == start
+
+
+def test_copies_from_and_to_the_host_tier_reach_the_ranks_also_in_a_steady_step() -> None:
+    arrays = [np.arange(count, dtype=np.int64) for count in (2, 2, 3, 3)]
+    first = plan_of(2, transfers=BlockTransfers(*arrays, is_urgent=True))
+    found = sent(first)
+    steady = sent(replace(first, step=6, is_steady=True), found)
+    for plan in (found, steady):
+        assert plan.transfers is not None and plan.transfers.is_urgent
+        assert plan.transfers.in_blocks.tolist() == [0, 1, 2]
+    assert sent(plan_of(2, step=7, is_steady=True), steady).transfers is None

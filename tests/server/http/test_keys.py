@@ -136,3 +136,11 @@ def test_an_empty_key_is_refused() -> None:
 def test_the_admin_key_must_differ_from_client_keys() -> None:
     with pytest.raises(ConfigError, match="also a client's key"):
         make_keys(api_key="same", admin_key="same")
+
+
+def test_the_salts_of_keys_survive_a_restart_with_their_secret() -> None:
+    def salt(secret: bytes | None) -> str | None:
+        found = Keys(ServerOptions(api_key="one"), environ={}, print_line=Lines(), secret=secret).find(b"one")
+        return None if found is None else found.cache_salt
+
+    assert salt(b"s" * 32) == salt(b"s" * 32) not in (None, salt(b"t" * 32), salt(None))

@@ -31,6 +31,7 @@ _DRAFTS = {
 }
 _FINISHED = ("headrace:requests_finished_total", "vllm:request_success_total")
 _ENGINE_TIME = "headrace:engine_seconds_total"
+_EVICTED = "headrace:evicted_tokens_total"
 _RESTARTS = "headrace:engine_restarts_total"
 _COUNTED = {  # field of the evidence: common name of bench's reader
     "num_preemptions": "num_preemptions",
@@ -48,7 +49,7 @@ _COUNTED = {  # field of the evidence: common name of bench's reader
 _PER_ENGINE = (
     *("num_steps", "num_requests", "prompt_tokens", "output_tokens", "num_running", "num_waiting", "num_preemptions"),
     *("recomputed_tokens", "prefix_queried_tokens", "prefix_hit_tokens", "host_seconds", "wait_seconds"),
-    *("draft_tokens", "accepted_tokens"),
+    *("draft_tokens", "accepted_tokens", "evicted_tokens"),
 )
 
 
@@ -151,6 +152,7 @@ def evidence_of_snapshots(
         num_failed=failed,
         host_seconds=_growth_where(old, new, _ENGINE_TIME, "part", "host"),
         wait_seconds=_growth_where(old, new, _ENGINE_TIME, "part", "wait"),
+        evicted_tokens=_growth(old, new, _EVICTED),
         settings=settings,
         model=model,
         gpu=gpu,

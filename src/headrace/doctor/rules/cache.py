@@ -17,6 +17,9 @@ MIN_PREEMPTED_SHARE = 0.01  # preemptions per request, where tokens computed aga
 HELD_KV_USE = 0.5  # from which on an engine may hold requests back: it keeps the rest for answers that still grow
 MAX_HELD_SLOT_SHARE = 0.75  # of the slots; the end of an offline run leaves some empty too
 MIN_WAITING_SHARE = 0.05  # of the slots: fewer may have just arrived
+MIN_EVICTED_TOKENS = 10_000
+MIN_EVICTED_SHARE = 0.5  # of the prompt tokens computed: the cache is full, and each new prompt evicts another
+MAX_EVICTED_HIT_SHARE = 0.8  # with more hits there is little left to gain
 MIN_PREEMPTIONS_PER_S = 0.1  # where requests are not counted either; the guides' stricter alert
 
 
@@ -226,6 +229,37 @@ def job_full(evidence: Evidence) -> Finding | None:
     )
 
 
+def evicting(evidence: Evidence) -> Finding | None:
+    """Cached prefixes are evicted as fast as prompts are computed: later prompts may miss what was there."""
+    evicted, share, computed = evidence.evicted_tokens, evidence.prefix_hit_share, evidence.computed_prompt_tokens
+    if evicted is None or share is None or computed is None or evidence.settings.get("kv_offload_gib"):
+        return None
+    if evicted < MIN_EVICTED_TOKENS or evicted < MIN_EVICTED_SHARE * computed or share >= MAX_EVICTED_HIT_SHARE:
+        return None
+    host = Advice(
+        text="set kv_offload_gib to host memory that can be spared, such as 16: evicted prefixes come back from there",
+        certainty="rule of thumb",
+        setting="kv_offload_gib",
+        value=16,
+    )
+    disk = Advice(
+        text="kv_offload_path keeps them on a local disk too, and over a restart; it helps where the disk reads faster "
+        "than the model computes",
+        certainty="rule of thumb",
+    )
+    return Finding(
+        severity="note",
+        title="cached prefixes are evicted",
+        numbers=(
+            ("tokens evicted", f"{evicted:,.0f}, {evicted / max(1.0, computed):.0%} of the prompt tokens computed"),
+            ("prefix cache hits", f"{share:.0%} of prompt tokens"),
+        ),
+        why="The KV cache is smaller than the prefixes of this traffic. A prompt whose prefix was evicted computes it "
+        "again. If prefixes never come back, nothing is lost.",
+        advice=(disk,) if evidence.is_on_cpu else (host, disk),
+    )
+
+
 RULES = (
     Rule(
         id="cache-preempting",
@@ -260,6 +294,17 @@ RULES = (
         needs=("mean_batch", "[max_num_seqs]"),
         sources=("offline",),
         limit="cache",
+    ),
+    Rule(
+        id="cache-evicting",
+        title="cached prefixes are evicted",
+        guide="",
+        threshold=f"{MIN_EVICTED_TOKENS:,} tokens evicted or more, {MIN_EVICTED_SHARE:.0%} of the prompt tokens "
+        f"computed, with hits under {MAX_EVICTED_HIT_SHARE:.0%}, and no tiers",
+        check=evicting,
+        needs=("evicted_tokens", "prefix_hit_share"),
+        is_moot=lambda evidence: evidence.engine != "headrace",
+        sources=("live",),
     ),
     Rule(
         id="job-cache",

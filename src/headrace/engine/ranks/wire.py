@@ -19,7 +19,17 @@ from headrace.dist.mesh import Mesh
 from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.process.wire import Failed, array_from, plain
 from headrace.engine.settings import Settings
-from headrace.steps import Bitmask, Drafts, IntArray, ReadoutChunk, SlotEntry, StepPlan, StepResult, TableWrites
+from headrace.steps import (
+    Bitmask,
+    BlockTransfers,
+    Drafts,
+    IntArray,
+    ReadoutChunk,
+    SlotEntry,
+    StepPlan,
+    StepResult,
+    TableWrites,
+)
 from headrace.types import SamplingParams
 
 
@@ -56,6 +66,7 @@ class Plan(_Message, frozen=True):
     slot_entries: msgspec.Raw
     table_writes: bytes  # int64 [3, W]: slots, indexes, blocks
     copies: tuple[tuple[int, int], ...]
+    transfers: BlockTransfers | None
     readout_chunks: tuple[ReadoutChunk, ...]
     mask_slots: bytes | None  # int64 [Q]
     next_tokens: bytes | None  # int64 [D]
@@ -67,6 +78,7 @@ class SteadyPlan(_Message, frozen=True):
 
     step: int
     table_writes: bytes
+    transfers: BlockTransfers | None
     mask_slots: bytes | None
     next_tokens: bytes | None
 
@@ -151,7 +163,7 @@ def plan_message(plan: StepPlan, mask_slots: IntArray | None) -> Plan | SteadyPl
     masks = None if mask_slots is None else mask_slots.tobytes()
     next_tokens = None if plan.next_tokens is None else plan.next_tokens.tobytes()
     if plan.is_steady:
-        return SteadyPlan(plan.step, _writes_sent(plan.table_writes), masks, next_tokens)
+        return SteadyPlan(plan.step, _writes_sent(plan.table_writes), plan.transfers, masks, next_tokens)
     return Plan(
         step=plan.step,
         slots=plan.slots.tobytes(),
@@ -161,6 +173,7 @@ def plan_message(plan: StepPlan, mask_slots: IntArray | None) -> Plan | SteadyPl
         slot_entries=msgspec.Raw(_encoder.encode(plan.slot_entries)),
         table_writes=_writes_sent(plan.table_writes),
         copies=plan.copies,
+        transfers=plan.transfers,
         readout_chunks=plan.readout_chunks,
         mask_slots=masks,
         next_tokens=next_tokens,
@@ -175,7 +188,7 @@ def plan_of(message: Plan | SteadyPlan, last: StepPlan | None) -> StepPlan:
     if isinstance(message, SteadyPlan):
         assert last is not None
         steady = replace(last, step=message.step, table_writes=writes, slot_entries=(), copies=(), is_steady=True)
-        return replace(steady, next_tokens=next_tokens)
+        return replace(steady, next_tokens=next_tokens, transfers=message.transfers)
     return StepPlan(
         step=message.step,
         slots=np.frombuffer(bytearray(message.slots), np.int64),
@@ -185,6 +198,7 @@ def plan_of(message: Plan | SteadyPlan, last: StepPlan | None) -> StepPlan:
         slot_entries=_entries_of(message.slot_entries),
         table_writes=writes,
         copies=message.copies,
+        transfers=message.transfers,
         readout_chunks=message.readout_chunks,
         next_tokens=next_tokens,
         drafts=None if message.drafts is None else _drafts_of(message.drafts),

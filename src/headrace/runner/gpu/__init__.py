@@ -18,6 +18,7 @@
     context_splits   how decode attention splits long contexts over programs
     prefix_sharing   whether decode reads a shared prefix once for all sequences of a group
     gemm_warmup, memory   kernels and memory taken at start, so that no step waits for them
+    gpu_host_blocks  pinned memory of the host tier, and copies from and to it beside the steps
     upload           pinned buffers from host to GPU
 
 - The last slot and the last block are padding: graphs are filled up with them.

@@ -38,6 +38,7 @@ from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
 from headrace.runner.gpu.draft_graphs import DraftCache, DraftGraphs
 from headrace.runner.gpu.draft_steps import DraftSteps
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
+from headrace.runner.gpu.gpu_host_blocks import GpuHostBlocks
 from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.memory import reserve
 from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs, PrefillShape
@@ -94,6 +95,7 @@ class GpuRunner:
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(num_slots)
         self._caches = self._allocate_caches(decoder)
+        self.host_blocks = GpuHostBlocks(self._caches, shape.num_host_blocks, device) if shape.num_host_blocks else None
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
         self._decode_graphs = DecodeGraphs(
@@ -164,6 +166,10 @@ class GpuRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+        if self.host_blocks is not None:
+            self.host_blocks.begin(plan.step, plan.transfers)
+            if not len(plan.slots):  # it only copies
+                return self._passed_on(plan)
         upload = self._upload.begin(self._num_values(plan))
         self._apply_changes(plan, upload)
         if self._stages is not None:
@@ -204,6 +210,8 @@ class GpuRunner:
             if self._stages is not None:
                 self._stages.flush()
             torch.cuda.synchronize(self._device)
+            if self.host_blocks is not None:
+                self.host_blocks.close()
             vars(self).clear()
 
     # ---- changes before a step

@@ -144,6 +144,10 @@ class _Stream:
 
     def synchronize(self) -> None: ...
 
+    def wait_event(self, event: object) -> None: ...
+
+    def wait_stream(self, stream: object) -> None: ...
+
 
 class _Graph:
     def replay(self) -> None: ...
@@ -156,6 +160,7 @@ def _functions(architecture: Architecture, total_memory: int) -> dict[str, Any]:
         "Event": _Event,
         "Stream": _Stream,
         "CUDAGraph": _Graph,
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
         "current_device": lambda: 0,
         "current_stream": _Stream,
         "empty_cache": lambda: None,

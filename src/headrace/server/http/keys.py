@@ -40,12 +40,18 @@ class Keys:
     """Owns the keys of one server. `reload` reads the key file again; keys from flags and the environment stay."""
 
     def __init__(
-        self, options: ServerOptions, *, environ: Mapping[str, str] = os.environ, print_line: PrintLine
+        self,
+        options: ServerOptions,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        print_line: PrintLine,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret`: of the salts; None: they are others after a restart."""
         self._options = options
         self._environ = environ
         self._print_line = print_line
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
         self._keys = self._read()
         self._admin = self._admin_key()
 
