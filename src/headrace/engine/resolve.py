@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from headrace.adapters import DEFAULT_MAX_LORAS, AdapterLimits
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
@@ -12,6 +13,7 @@ from headrace.engine.speculating import choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
+from headrace.models.adapter_spec import adapter_bytes, why_not_adapted
 from headrace.models.quantized import BITS, StoredQuantization
 from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
@@ -111,6 +113,7 @@ class Resolver:
         self._ranks.decide(self._note, self._warnings.append)
         dtype = self._dtype()
         quantization = self._quantization(dtype)
+        self._decide_adapters(dtype)
         kv_dtype = self._kv_dtype(dtype)
         threads = self._threads(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
@@ -146,6 +149,7 @@ class Resolver:
             **self._pace(max_num_seqs),
             seed=config.seed,
             speculation=self._speculation(max_num_seqs, max_num_batched_tokens, max_model_len),
+            adapters=self._adapters,
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )
@@ -178,6 +182,32 @@ class Resolver:
             f"{name}={getattr(config, name):,} is a KV cache of {cache / GIB:,.1f} GiB; with weights of "
             f"{weights / GIB:,.1f} GiB it does not fit into {total / GIB:,.1f} GiB of memory; lower it or leave it out"
         )
+
+    @property
+    def _adapters(self) -> AdapterLimits | None:
+        config = self._config
+        if not config.uses_adapters:
+            return None
+        max_loras = config.max_loras or max(DEFAULT_MAX_LORAS, len(config.adapter_paths))
+        return AdapterLimits(max_loras=max_loras, max_rank=config.max_lora_rank)
+
+    def _decide_adapters(self, dtype: str) -> None:
+        limits = self._adapters
+        if limits is None:
+            if self._config.max_loras is not None:
+                self._warnings.append(f"max_loras={self._config.max_loras} has no effect without enable_lora")
+            return
+        if (reason := why_not_adapted(self._spec)) is not None:
+            raise ConfigError(f"enable_lora: {reason}; leave it out, or merge the adapter into the model")
+        if self._ranks.num_ranks > 1:
+            raise ConfigError(
+                f"enable_lora with tensor_parallel_size={self._config.tensor_parallel_size} and "
+                f"pipeline_parallel_size={self._config.pipeline_parallel_size}: adapters are not divided over ranks "
+                "yet; use one rank, with data_parallel_size for more engines, or merge the adapter into the model"
+            )
+        size = adapter_bytes(self._spec, limits, BYTES_OF[dtype])
+        given = "as set" if self._config.max_loras is not None else "adapters that may be loaded at once"
+        self._note("max_loras", limits.max_loras, f"{given}: {size / MIB:,.0f} MiB for ranks up to {limits.max_rank}")
 
     @property
     def _has_states(self) -> bool:
@@ -533,6 +563,8 @@ class Resolver:
         num_bytes = shards.num_params * BYTES_OF[dtype]
         if self._draft is not None:
             num_bytes += self._draft.num_params * BYTES_OF[dtype]
+        if self._adapters is not None:
+            num_bytes += adapter_bytes(self._spec, self._adapters, BYTES_OF[dtype])
         kind = self._kind_in_memory
         if kind is not None:
             num_packed = shards.num_linear_params

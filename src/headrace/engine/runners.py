@@ -70,6 +70,7 @@ def load_model(
             progress=lambda done, total: on_stage("load", done, total or 0),
             group=None if groups is None else groups.tensor,
             stages=None if groups is None else _stages_of(groups, settings),
+            adapters=settings.adapters,
         )
 
 
@@ -140,6 +141,7 @@ def start_runner(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
         step_bytes=step_bytes,
+        adapters=settings.adapters,
         max_draft_seqs=0 if speculation is None else speculation.max_seqs,
         max_draft_rows=0 if speculation is None else speculation.max_rows,
     )

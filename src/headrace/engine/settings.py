@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.adapters import AdapterLimits
 from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
 from headrace.dist.mesh import Mesh
 from headrace.sched import SchedulerLimits
@@ -64,6 +65,7 @@ class Settings:
     min_free_slots_to_start: int = 1  # see SchedulerLimits
     speculation: Speculation | None = None
     has_recurrent_state: bool = False  # see SchedulerLimits
+    adapters: AdapterLimits | None = None  # None: no adapters can be loaded
 
     @property
     def num_ranks(self) -> int:

@@ -17,7 +17,7 @@ Invariant: free + idle + held = num_blocks.
 from __future__ import annotations
 
 from headrace.kv.blocks import BlockPool
-from headrace.kv.prefixes import PrefixHit, PrefixIndex
+from headrace.kv.prefixes import PrefixHit, PrefixIndex, Salt
 from headrace.kv.tables import BlockCopy, BlockTable, BlockTables
 
-__all__ = ["BlockCopy", "BlockPool", "BlockTable", "BlockTables", "PrefixHit", "PrefixIndex"]
+__all__ = ["BlockCopy", "BlockPool", "BlockTable", "BlockTables", "PrefixHit", "PrefixIndex", "Salt"]

@@ -107,7 +107,7 @@ class Placement:
         return PrefixHit(tuple(source.blocks[: self._tables.num_blocks_for(sequence.prompt_len)]), source.last_entry)
 
     def _hit_of_prompt(self, sequence: Sequence, builder: PlanBuilder) -> PrefixHit:
-        token_ids, salt = sequence.token_ids, sequence.request.cache_salt
+        token_ids, salt = sequence.token_ids, sequence.salt
         # With prompt_logprobs every token of the prompt has to be computed.
         if sequence.needs_prompt_logprobs or not self._limits.shares_prefix(sequence.request):
             return PrefixHit((), salt or "")

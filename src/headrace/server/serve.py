@@ -20,6 +20,7 @@ from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_group, start_engine_process
 from headrace.engine.startup_display import StartupDisplay
+from headrace.errors import ConfigError
 from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import EngineLoad, ServerMetrics
 from headrace.plan.gpus import Gpu
@@ -68,6 +69,7 @@ def serve(
 ) -> int:
     """Serve until a signal. Bad settings are refused before the model is loaded. `on_ready` is awaited when the engine
     is ready, before connections are accepted. `terminal` shows the stage of the start that runs."""
+    _check_adapter_names(config, options)
     keys = Keys(options, print_line=print_line)
     check_tls(options)
     raise_file_limit()
@@ -88,6 +90,12 @@ def serve(
                 traces.close()
             if archive is not None:
                 archive.close()
+
+
+def _check_adapter_names(config: EngineConfig, options: ServerOptions) -> None:
+    taken = set(config.adapter_paths).intersection(options.model_names or (config.model,))
+    if taken:
+        raise ConfigError(f"lora_modules: {taken.pop()!r} is the name of the model; choose another one for the adapter")
 
 
 def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:

@@ -13,12 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.adapters import AdapterLimits
 from headrace.config import Quantization
 from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.kernels.quantized import QuantizedWeight, kind_of, quantize
+from headrace.models.adapter_spec import is_adapted
+from headrace.models.adapters import AdaptedLinear, empty_weights
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import (
@@ -75,10 +78,11 @@ def load_decoder(
     progress: Progress = ignore_progress,
     group: TensorGroup | None = None,
     stages: StageLink | None = None,
+    adapters: AdapterLimits | None = None,
 ) -> Decoder:
     """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
     `progress` is called with the bytes loaded so far, and their total. With a `group` or `stages`, only this rank's
-    part is read, and the decoder's spec has its sizes."""
+    part is read, and the decoder's spec has its sizes. `adapters`: room for LoRA adapters; they are loaded later."""
     device = torch.device(device)
     source = weight_source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
@@ -95,7 +99,9 @@ def load_decoder(
         with source.file_reader.announcing(device):
             _modules(reader, spec, tables, scales)
     at_load = quantization if checkpoint.spec.quantization is None else None  # stored ones are read as they are
-    reader = _Reader(source, shards, dtype, device, quantization=at_load, progress=progress, group=group)
+    reader = _Reader(
+        source, shards, dtype, device, quantization=at_load, progress=progress, group=group, adapters=adapters
+    )
     modules = _modules(reader, spec, tables, scales)
     embeddings, norm = modules.embeddings, modules.norm
     if embeddings is not None:
@@ -471,7 +477,9 @@ class _Reader:
         quantization: Quantization | None,
         progress: Progress,
         group: TensorGroup | None,
+        adapters: AdapterLimits | None = None,
     ) -> None:
+        self._adapters = adapters
         self.source = ShardedSource(source, shards)
         self.shards = shards
         self.group = group
@@ -493,6 +501,25 @@ class _Reader:
 
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
+        packed = self._plain_linear(*names, has_bias=has_bias)
+        return packed if self._adapters is None or not is_adapted(names[0]) else self._adapted(packed, names)
+
+    def _adapted(self, packed: ops.PackedLinear, names: tuple[str, ...]) -> AdaptedLinear:
+        """Adds the tables of adapters to a layer."""
+        assert self._adapters is not None
+        stored = [f"{name}.weight" for name in names]
+        sizes = tuple(self.source.shape(name)[0] for name in stored)
+        weights = empty_weights(sizes, self.source.shape(stored[0])[1], self._adapters, self._dtype, self.device)
+        self.num_bytes += weights.down.nbytes + weights.up.nbytes
+        return AdaptedLinear(
+            packed,
+            names,
+            weights,
+            tuple(self._row_order(name, size) for name, size in zip(stored, sizes, strict=True)),
+            tuple(self._scales.get(_name_in_layer(name), 1.0) for name in stored),
+        )
+
+    def _plain_linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         weights = tuple(f"{name}.weight" for name in names)
         if self.device.type == "cuda" and not self._scales:
