@@ -49,7 +49,7 @@ class RequestChecks:
             raise RequestError(NOT_GENERATIVE, param="model", code="unsupported_model")
         if request.adapter is not None and not self.takes_adapters:
             raise RequestError(
-                f"the request has the adapter {request.adapter!r}, and this engine takes none; start it with enable_lora",
+                f"the request names the adapter {request.adapter!r}; this engine takes none without enable_lora",
                 param="model",
                 code="model_not_found",
             )

@@ -15,6 +15,7 @@ from headrace.errors import AdapterError
 Number = TypeVar("Number", int, float)
 
 CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 
 _REFUSED = {  # keys that must be empty or false, and what they ask for
     "use_dora": "weights are decomposed into length and direction (DoRA)",

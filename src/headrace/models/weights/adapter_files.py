@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from headrace.errors import AdapterError
-from headrace.models.adapter_config import AdapterConfig, read_adapter_config
+from headrace.models.adapter_config import WEIGHTS, AdapterConfig, read_adapter_config
 from headrace.models.adapter_spec import TARGETS
 from headrace.models.adapters import AdaptedLinear
 from headrace.models.decoder import Decoder
 from headrace.models.layers import Attention, Mlp
 from headrace.models.mixer import BothMixers
 
-WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[\w-]+)?\.weight")
 _IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
