@@ -25,7 +25,15 @@ from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.gpu.scores import scores
 from headrace.kernels.gpu.shared_attention import shared_shape
 from headrace.kernels.gpu.threshold_types import Filters
-from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
+from headrace.kernels.layout import (
+    AdapterRows,
+    Gathering,
+    LayerCache,
+    LowRankWeights,
+    SharedPrefixes,
+    Splits,
+    StepLayout,
+)
 from headrace.kernels.quantized import Fp8Weight, Int4Weight, quantize_int8
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -187,8 +195,23 @@ def slots_and_sampling() -> None:
     scores(logits.float(), wide, num_top=5)
 
 
+def adapters(sizes: tuple[int, ...], width: int, max_rank: int) -> None:
+    weights = LowRankWeights(
+        torch.zeros(4, max_rank, len(sizes), width, dtype=BF16),
+        torch.zeros(4, sum(sizes), max_rank, dtype=BF16),
+        torch.full((4,), max_rank, dtype=torch.int32),
+        sizes,
+    )
+    rows = AdapterRows.of(torch.ones(40, dtype=torch.int32), 4)
+    out, x = torch.zeros(40, sum(sizes), dtype=BF16), torch.zeros(40, width, dtype=BF16)
+    gpu.add_low_rank(out, x, weights, rows)
+
+
 def main() -> None:
     compile_only()
+    adapters((4096, 1024, 1024), 4096, 16)
+    adapters((14336, 14336), 4096, 64)
+    adapters((4096,), 14336, 256)
     elementwise()
     slots_and_sampling()
     experts()

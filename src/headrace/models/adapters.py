@@ -5,7 +5,9 @@ A step without adapters runs the plain layer, with all that its device fuses int
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +15,11 @@ from torch import Tensor
 from headrace.adapters import AdapterLimits
 from headrace.kernels import ops
 from headrace.kernels.layout import AdapterRows, LowRankWeights, Rows
+
+
+class LowRankMatrices(NamedTuple):
+    down: Tensor  # [r, K]
+    up: Tensor  # [rows of the piece, r], as `AdaptedLinear.placed` returns it, with the adapter's scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +44,23 @@ class AdaptedLinear:
         ops.add_low_rank(out, x, self.weights, rows)
         return out
 
-    @torch.inference_mode()
-    def write(self, index: int, piece: int, down: Tensor, up: Tensor) -> None:
-        """Fills in one matrix of the adapter at `index`: [r, K] and [rows of the piece, r], with its scale."""
-        rank, sizes = len(down), self.weights.piece_sizes
-        start = sum(sizes[:piece])
+    def placed(self, piece: int, up: Tensor) -> Tensor:
+        """[rows of the piece, r] -> the same with the order and the factor that the matrix has here."""
         order, factor = self.row_orders[piece], self.factors[piece]
-        up = up if order is None else up[order.to(up.device)]
-        self.weights.down[index, :rank, piece].copy_(down)
-        self.weights.up[index, start : start + sizes[piece], :rank].copy_(up if factor == 1.0 else up * factor)
-        self.weights.ranks[index] = max(rank, int(self.weights.ranks[index]))
+        up = up if order is None else up[order]
+        return up if factor == 1.0 else up * factor
 
     @torch.inference_mode()
-    def clear(self, index: int) -> None:
-        """Leaves the adapter at `index` without effect."""
-        self.weights.down[index].zero_()
-        self.weights.up[index].zero_()
-        self.weights.ranks[index] = 0
+    def write(self, index: int, matrices: Mapping[int, LowRankMatrices]) -> None:
+        """Makes these the matrices of the adapter at `index`, by piece; other pieces stay as they are without it."""
+        weights = self.weights
+        weights.down[index].zero_()
+        weights.up[index].zero_()
+        for piece, (down, up) in matrices.items():
+            rank, start = len(down), sum(weights.piece_sizes[:piece])
+            weights.down[index, :rank, piece].copy_(down)
+            weights.up[index, start : start + len(up), :rank].copy_(up)
+        weights.ranks[index].fill_(max((len(down) for down, _ in matrices.values()), default=0))
 
 
 def empty_weights(

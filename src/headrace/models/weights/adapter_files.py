@@ -7,7 +7,7 @@ base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [N, r]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.errors import AdapterError
 from headrace.models.adapter_config import WEIGHTS, AdapterConfig, read_adapter_config
 from headrace.models.adapter_spec import TARGETS
-from headrace.models.adapters import AdaptedLinear
+from headrace.models.adapters import AdaptedLinear, LowRankMatrices
 from headrace.models.decoder import Decoder
 from headrace.models.layers import Attention, Mlp
 from headrace.models.mixer import BothMixers
@@ -31,29 +31,19 @@ _FUSED = {  # modules of several pieces, whose rows are concatenated
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterPiece:
-    """The two matrices of one piece of one layer."""
-
-    linear: AdaptedLinear
-    piece: int
-    down: Tensor  # [r, K]
-    up: Tensor  # [rows of the piece, r], with the scale
+Place = tuple[AdaptedLinear, int]  # a layer, and one of its pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter in host memory, checked against the model."""
 
-    linears: tuple[AdaptedLinear, ...]  # all of the model
-    pieces: tuple[AdapterPiece, ...]
+    matrices: tuple[tuple[AdaptedLinear, dict[int, LowRankMatrices]], ...]  # of all layers, by piece
 
     def write(self, index: int) -> None:
         """Makes it the adapter at `index` in the tables of the model."""
-        for linear in self.linears:
-            linear.clear(index)
-        for piece in self.pieces:
-            piece.linear.write(index, piece.piece, piece.down, piece.up)
+        for linear, by_piece in self.matrices:
+            linear.write(index, by_piece)
 
 
 def read_adapter(path: str, decoder: Decoder, *, max_rank: int) -> Adapter:
@@ -61,14 +51,20 @@ def read_adapter(path: str, decoder: Decoder, *, max_rank: int) -> Adapter:
     config = read_adapter_config(directory, max_rank=max_rank)
     linears = adapted_linears(decoder)
     places = {name: (linear, piece) for linear in linears for piece, name in enumerate(linear.names)}
-    pieces: list[AdapterPiece] = []
+    found: dict[str, LowRankMatrices] = {}
     for module, down, up in _modules(_weights_file(directory)):
-        layer, parts = _parts(module, places, directory)
-        names = [f"model.layers.{layer}.{part}" for part in parts]
-        pieces += _pieces(module, [places[name] for name in names], down, up, config, directory)
-    if not pieces:
+        names = _names(module, places, directory)
+        found |= zip(
+            names, _matrices(module, [places[name] for name in names], down, up, config, directory), strict=True
+        )
+    if not found:
         raise AdapterError(f"{directory / WEIGHTS} holds no matrices")
-    return Adapter(tuple(linears), tuple(pieces))
+    return Adapter(
+        tuple(
+            (linear, {piece: found[name] for piece, name in enumerate(linear.names) if name in found})
+            for linear in linears
+        )
+    )
 
 
 def adapted_linears(decoder: Decoder) -> list[AdaptedLinear]:
@@ -122,14 +118,13 @@ def _paired(names: Iterable[str], path: Path) -> dict[str, tuple[str, str]]:
     return {module: (found["A"], found["B"]) for module, found in sides.items()}
 
 
-def _parts(module: str, places: dict[str, tuple[AdaptedLinear, int]], directory: Path) -> tuple[int, Sequence[str]]:
-    """The layer of a module, and the matrices of ours that it is."""
+def _names(module: str, places: Collection[str], directory: Path) -> list[str]:
+    """Our names of the matrices that a module is."""
     match = _IN_LAYER.fullmatch(module)
-    stem = module if match is None else match[2]
-    parts = _FUSED.get(stem, (stem,))
-    if match is None or any(f"model.layers.{match[1]}.{part}" not in places for part in parts):
+    names = [] if match is None else [f"model.layers.{match[1]}.{part}" for part in _FUSED.get(match[2], (match[2],))]
+    if not names or any(name not in places for name in names):
         raise AdapterError(f"{directory} changes {module}: {_why_not(module)}; merge the adapter into the model")
-    return int(match[1]), parts
+    return names
 
 
 def _why_not(module: str) -> str:
@@ -140,14 +135,10 @@ def _why_not(module: str) -> str:
     return f"this model has no such matrix that adapters can change (they can change {', '.join(TARGETS)})"
 
 
-def _pieces(
-    module: str,
-    places: Sequence[tuple[AdaptedLinear, int]],
-    down: Tensor,
-    up: Tensor,
-    config: AdapterConfig,
-    directory: Path,
-) -> list[AdapterPiece]:
+def _matrices(
+    module: str, places: Sequence[Place], down: Tensor, up: Tensor, config: AdapterConfig, directory: Path
+) -> list[LowRankMatrices]:
+    """Those of each piece, in the type of the tables."""
     sizes = [linear.weights.piece_sizes[piece] for linear, piece in places]
     width, rank = places[0][0].weights.down.shape[-1], config.rank_of(module)
     expected = [rank, width], [sum(sizes), rank]
@@ -159,6 +150,8 @@ def _pieces(
     down, up = down.float(), up.float() * config.scale_of(module, rank)
     if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
         raise AdapterError(f"{directory}: {module} has values that are not finite (NaN or infinity)")
+    dtype = places[0][0].weights.down.dtype
     return [
-        AdapterPiece(linear, piece, down, part) for (linear, piece), part in zip(places, up.split(sizes), strict=True)
+        LowRankMatrices(down.to(dtype), linear.placed(piece, part).to(dtype))
+        for (linear, piece), part in zip(places, up.split(sizes), strict=True)
     ]
