@@ -20,6 +20,7 @@ class RunnerShape:
     num_threads: int
     max_num_batched_tokens: int = 0
     kv_dtype: torch.dtype | None = None  # of the KV cache; None: that of the activations
+    uses_flash: bool = True  # FlashAttention-3 for prefills, on a GPU where it runs
     max_draft_seqs: int = 0  # of a step that verifies drafts; 0: none does
     max_draft_rows: int = 0  # the same in rows
     adapters: AdapterLimits | None = None  # what the model's tables of adapters have room for; None: it has none
