@@ -109,6 +109,7 @@ def test_an_adapter_that_is_loaded_again_does_not_find_the_blocks_of_its_former_
         assert output.num_cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_adapter_makes_room_for_another(adapted: Adapted) -> None:
     with LLM(str(adapted.directory), enable_lora=True, max_loras=2, num_gpu_blocks_override=64) as llm:
         for name in ("all", "small", "all", "stable", "small"):
@@ -140,7 +141,7 @@ def test_speculative_decoding_keeps_the_answers_of_adapters(adapted: Adapted) ->
 
 @pytest.mark.parametrize(
     "family",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "falcon_h1", "granite")), "phi3", "glm4"],
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "falcon_h1", "granite", "glm4")), "phi3"],
 )
 def test_families_whose_matrices_are_fused_scaled_or_reordered_take_adapters(family: str, tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", family)

@@ -73,6 +73,7 @@ def test_the_model_of_a_line_names_its_adapter(
     assert by_index[4]["error"]["code"] == "model_not_found" and "'b'" in by_index[4]["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_job_that_was_killed_goes_on_with_the_same_adapters_and_no_others(
     root: Path, model: transformers.PreTrainedModel, write_lines: WriteLines
 ) -> None:

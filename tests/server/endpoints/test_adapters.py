@@ -17,13 +17,11 @@ import transformers
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.process.supervisor import Supervision
-from headrace.engine.start import start_engine_process
+from headrace.engine.start import start_engine, start_engine_process
 from tests.engine.adapters import merged, save_adapter
 from tests.engine.tiny import greedy, save_model
 from tests.server.live import until
-from tests.server.test_serve import Running, with_server
-
-pytestmark = pytest.mark.processes
+from tests.server.whole_server import Running, with_server
 
 PROMPT = list(range(1, 20))
 ADMIN = {"authorization": "Bearer boss"}
@@ -44,15 +42,19 @@ def model(root: Path) -> transformers.PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def engine(root: Path, model: transformers.PreTrainedModel) -> Iterator[AsyncEngine]:
-    config = EngineConfig(
+def config(root: Path, model: transformers.PreTrainedModel) -> EngineConfig:
+    return EngineConfig(
         model=str(root / "model"),
         max_num_seqs=4,
         num_gpu_blocks_override=128,
         max_loras=2,
         lora_modules={"sql": str(root / "sql")},
     )
-    made = AsyncEngine.over(partial(start_engine_process, config, supervision=Supervision()))
+
+
+@pytest.fixture(scope="module")
+def engine(config: EngineConfig) -> Iterator[AsyncEngine]:
+    made = AsyncEngine.over(partial(start_engine, config))
     yield made
     asyncio.run(made.close())
 
@@ -156,9 +158,13 @@ def test_the_metric_of_vllm_names_running_adapters(engine: AsyncEngine) -> None:
     with_server(engine, body, **OPTIONS)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_an_engine_that_is_restarted_has_its_adapters_again(
-    engine: AsyncEngine, root: Path, model: transformers.PreTrainedModel
+    config: EngineConfig, root: Path, model: transformers.PreTrainedModel
 ) -> None:
+    engine = AsyncEngine.over(partial(start_engine_process, config, supervision=Supervision()))
+
     async def body(made: Running) -> None:
         assert (await changed(made, "load", lora_name="late", lora_path=str(root / "late")))[0] == 200
         pid, before = engine.pid, engine.num_restarts
@@ -168,5 +174,10 @@ def test_an_engine_that_is_restarted_has_its_adapters_again(
         assert await completed(made, "late") == ("late", greedy(merged(model, root / "late"), PROMPT, 8))
         assert await completed(made, "sql") == ("sql", greedy(merged(model, root / "sql"), PROMPT, 8))
         assert (await changed(made, "unload", lora_name="late"))[0] == 200
+        status, message = await changed(made, "load", lora_name="bad", lora_path=str(root / "nowhere"))
+        assert status == 400 and "no directory" in message
 
-    with_server(engine, body, **OPTIONS)
+    try:
+        with_server(engine, body, **OPTIONS)
+    finally:
+        asyncio.run(engine.close())
