@@ -221,6 +221,12 @@ def test_forms_of_start_scripts_are_read(
     assert getattr(parse(*words), name) == value
 
 
+def test_adapters_are_read_in_both_forms_of_vllm() -> None:
+    config = _served("model", "--lora-modules", "a=b", '{"name": "c", "path": "d", "base_model_name": "e"}')
+    assert config.adapter_paths == {"a": "b", "c": "d"}
+    assert config.uses_adapters
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -232,7 +238,8 @@ def test_forms_of_start_scripts_are_read(
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
         (["--speculative-config.method", "eagle"], "speculative_config's method='eagle' is not supported"),
         (["--spec-method", "ngram"], "--spec-method is refused: the method and the lengths of n-grams are keys"),
-        (["--lora_modules", "a=b", "c=d"], "--lora_modules is refused"),
+        (["--lora_target_modules", "a", "b"], "--lora_target_modules is refused"),
+        (["--lora-modules", "a=b", "c"], "lora_modules takes name=path"),
         (["--max-num-seqs.x", "1"], "unknown option --max-num-seqs.x"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.version import __version__
 
 if TYPE_CHECKING:
+    from headrace.adapters import LoRARequest
     from headrace.batching import BatcherStats, DynamicBatcher
     from headrace.config import EngineConfig
     from headrace.engine.async_engine import AsyncEngine
@@ -42,6 +43,7 @@ __all__ = [
     "DynamicBatcher",
     "EmbeddingRequestOutput",
     "EngineConfig",
+    "LoRARequest",
     "PoolingParams",
     "PoolingRequestOutput",
     "RequestOutput",
@@ -62,6 +64,7 @@ _MODULES = {
     "CompletionOutput": "headrace.types",
     "DynamicBatcher": "headrace.batching",
     "EngineConfig": "headrace.config",
+    "LoRARequest": "headrace.adapters",
     "PoolingParams": "headrace.engine.pooling",
     "PoolingRequestOutput": "headrace.engine.pooling",
     "RequestOutput": "headrace.types",

@@ -6,12 +6,13 @@ Command-line flags are generated from these fields, including their help texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypedDict, get_args
 
+from headrace.adapters import DEFAULT_MAX_RANK, MAX_LORAS, MAX_RANK, adapter_paths
 from headrace.arguments import refuses_unknown
 from headrace.errors import ConfigError
 from headrace.other_settings import explanation
@@ -148,6 +149,26 @@ class EngineConfig:
         None, "most drafted tokens of a sequence in one step; 0: no speculative decoding; default: 4 if it is on"
     )
 
+    enable_lora: bool = setting(
+        False, "make room for LoRA adapters, which requests then use by name (default: on if lora_modules has any)"
+    )
+    lora_modules: Mapping[str, Any] | str | Sequence[Any] | None = setting(
+        None, 'adapters to load at the start: name=path, or JSON such as {"name": "sql", "path": "..."}; default: none'
+    )
+    max_loras: int | None = setting(
+        None, "adapters that may be loaded at once; default: 4, or as many as lora_modules has"
+    )
+    max_lora_rank: int = setting(DEFAULT_MAX_RANK, "largest rank of an adapter")
+
+    @property
+    def adapter_paths(self) -> dict[str, str]:
+        """`lora_modules` as directories by name."""
+        return adapter_paths(self.lora_modules)
+
+    @property
+    def uses_adapters(self) -> bool:
+        return self.enable_lora or bool(self.adapter_paths)
+
     @property
     def speculative(self) -> SpeculativeConfig | None:
         """The three settings of speculative decoding in one; None if it is off."""
@@ -167,6 +188,7 @@ class EngineConfig:
         self._check_nodes()
         self._check_offload()
         _ = self.speculative  # raises an error for a value that is not valid
+        self._check_adapters()
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
                 f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}; a "
@@ -207,6 +229,17 @@ class EngineConfig:
         if self.kv_offload_path is not None and 0 in (self.kv_offload_gib, self.kv_offload_disk_gib):
             raise ConfigError("kv_offload_path needs a size above 0, on disk and in host memory; or leave it out")
 
+    def _check_adapters(self) -> None:
+        for name, largest in (("max_loras", MAX_LORAS), ("max_lora_rank", MAX_RANK)):
+            if (value := getattr(self, name)) is not None and value > largest:
+                raise ConfigError(f"{name} must be at most {largest}, got {value}")
+        num_given = len(self.adapter_paths)
+        if self.max_loras is not None and num_given > self.max_loras:
+            raise ConfigError(
+                f"lora_modules has {num_given} adapters and max_loras={self.max_loras}: all of them stay loaded; raise "
+                "max_loras, or leave it out"
+            )
+
     def _check_nodes(self) -> None:
         for name, end in (("node_rank", self.nnodes), ("master_port", MAX_PORT + 1)):
             value = getattr(self, name)
@@ -242,6 +275,7 @@ _FLAGS = (
     "enable_prefix_caching",
     "enable_expert_parallel",
     "disable_custom_all_reduce",
+    "enable_lora",
 )
 _AFFINITY = re.compile(r"auto|none|\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 
@@ -294,6 +328,10 @@ class EngineOptions(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     speculative_model: str | None
     num_speculative_tokens: int | None
+    enable_lora: bool
+    lora_modules: Mapping[str, Any] | str | Sequence[Any] | None
+    max_loras: int | None
+    max_lora_rank: int
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -319,4 +357,6 @@ _AT_LEAST_ONE = (
     "kv_cache_memory_bytes",
     "num_gpu_blocks_override",
     "num_threads",
+    "max_loras",
+    "max_lora_rank",
 )

@@ -4,7 +4,8 @@
     ├── ConfigError            a setting is unknown, impossible, or would be ignored   (also a ValueError)
     ├── ModelError             a model cannot be found, read or run
     │   ├── ModelNotFoundError      there is no such directory, file or hub model
-    │   └── UnsupportedModelError   its architecture or format is not one we know
+    │   ├── UnsupportedModelError   its architecture or format is not one we know
+    │   └── AdapterError            a LoRA adapter cannot be read, or does not fit the model or its tables
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
     ├── BatchError             a batched function returned no valid list of results
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
@@ -41,6 +42,10 @@ class ModelNotFoundError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
+    pass
+
+
+class AdapterError(ModelError):
     pass
 
 

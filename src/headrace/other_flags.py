@@ -303,19 +303,26 @@ GROUPS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "refused",
-        "there are no LoRA adapters yet; merge the adapter into the model",
+        "the only adapters are LoRA adapters of the text model, by name (--lora-modules)",
         values="default-mm-loras qlora-adapter-name-or-path",
-        switches="enable-lora enable-prompt-adapter",
-        lists="lora-modules prompt-adapters",
+        switches="enable-prompt-adapter enable-tower-connector-lora",
+        lists="prompt-adapters",
+    ),
+    FlagGroup(
+        "refused",
+        "an adapter is used as it was made: with all of its matrices",
+        lists="lora-target-modules",
     ),
     FlagGroup(
         "ignored",
-        "there are no LoRA adapters yet, so it changes nothing alone",
-        values="max-loras max-cpu-loras max-lora-rank lora-dtype lora-extra-vocab-size long-lora-scaling-factors "
-        "max-lora-cls-labels max-prompt-adapters max-prompt-adapter-token",
-        switches="fully-sharded-loras enable-mixed-moe-lora-format enable-moe-shared-loras "
-        "enable-tower-connector-lora specialize-active-lora",
-        lists="lora-target-modules",
+        "every adapter stays loaded (--max-loras), in the type of the model, and an adapter of experts is refused",
+        values="max-cpu-loras lora-dtype lora-extra-vocab-size long-lora-scaling-factors max-lora-cls-labels",
+        switches="fully-sharded-loras enable-mixed-moe-lora-format enable-moe-shared-loras specialize-active-lora",
+    ),
+    FlagGroup(
+        "ignored",
+        "there are no prompt adapters, so it changes nothing alone",
+        values="max-prompt-adapters max-prompt-adapter-token",
     ),
     # ---- answers
     FlagGroup(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class SlotEntry:
     stop_token_ids: tuple[int, ...]
     num_prompt_logprobs: int | None = None  # if prompt log-probabilities are wanted: the number of top tokens for each
     second_start: int | None = None  # see `types.Readout`
+    adapter: int = 0  # 0: none; i: the one at i - 1 in the device's tables of adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,14 @@ class StepResult:
     num_sampled: IntArray | None = None  # [S] tokens of each slot, one or more; None: one each
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter as scheduler and device know it."""
+
+    index: int  # in the device's tables, from 0
+    number: int  # never used again, also if the same adapter is loaded again
+
+
 DraftsBySlot = Mapping[int, Sequence[int]]
 Bitmask = npt.NDArray[np.int32]  # [Q, words]: token t is bit t % 32 of word t // 32; bits past the vocabulary are free
 
@@ -196,3 +205,14 @@ class Runner(Protocol):
     def collect(self, ticket: Any) -> StepResult: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class HoldsAdapters(Protocol):
+    """A runner whose model has tables of LoRA adapters."""
+
+    def read_adapter(self, path: str) -> Any:
+        """Read an adapter into host memory and check it. Touches nothing of the steps: from any thread."""
+
+    def write_adapter(self, index: int, adapter: Any) -> None:
+        """Make what `read_adapter` has returned the adapter at `index`, after the submitted steps."""

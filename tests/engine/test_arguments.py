@@ -20,7 +20,10 @@ from headrace.errors import ConfigError, RequestError
 CALLS: list[tuple[Callable[[LLM], Any], str]] = [
     (lambda llm: llm.generate("a", sampling_parms=None), r"generate\(\) .*'sampling_parms', .* 'sampling_params'"),
     (lambda llm: llm.generate("a", use_tqmd=False), r"'use_tqmd', did you mean 'use_tqdm'"),
-    (lambda llm: llm.generate("a", lora_request=None), r"'lora_request'; it takes prompts, sampling_params, use_tqdm"),
+    (
+        lambda llm: llm.generate("a", data_parallel=None),
+        r"'data_parallel'; it takes prompts, sampling_params, use_tqdm",
+    ),
     (lambda llm: llm.chat([], add_generation_promt=True), r"chat\(\) .* did you mean 'add_generation_prompt'"),
     (lambda llm: llm.embed("a", poolin="last"), r"embed\(\) .* did you mean 'pooling'"),
     (lambda llm: llm.score("a", continuation="b"), r"score\(\) .* did you mean 'continuations'"),

@@ -57,6 +57,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama3_2_1b", {"kv_offload_gib": 0.5}),
     ("llama3_2_1b", {"dtype": "float16", "quantization": "int4"}),
     ("llama3_2_1b", {"quantization": "int8", "max_num_seqs": 64}),
+    ("llama3_2_1b", {"enable_lora": True, "max_lora_rank": 32, "max_num_seqs": 64}),
     ("llama3_2_1b", {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_num_seqs": 64}),
     ("Qwen/Qwen3-32B-FP8", {"max_num_seqs": 64}),
     ("Qwen/Qwen3-30B-A3B", {}),

@@ -10,6 +10,7 @@ from itertools import count
 from os import PathLike
 from typing import Any, Unpack
 
+from headrace.adapters import LoRARequest
 from headrace.arguments import checks_arguments
 from headrace.config import EngineOptions
 from headrace.engine.answer_stream import AnswerStream
@@ -124,6 +125,7 @@ class AsyncEngine:
         self.pooling_reader = PoolingReader(self._reader, self._engine.spec.pooler)
         self._ids = count()
         self._share_numbers = count()
+        self._adapters = dict(self._engine.adapters)
 
     @classmethod
     async def start(
@@ -227,6 +229,11 @@ class AsyncEngine:
         return self._engine.client.failure
 
     @property
+    def adapters(self) -> Mapping[str, str]:
+        """The loaded LoRA adapters: the path of each by name."""
+        return self._adapters
+
+    @property
     def reader(self) -> PromptReader:
         """Converts prompts to token ids. Thread-safe."""
         return self._reader
@@ -255,6 +262,7 @@ class AsyncEngine:
         watched: bool = True,
         announced: bool = False,
         shares_blocks: bool = False,
+        adapter: str | None = None,
     ) -> Answers:
         """Build a request without submitting it. Its grammar is compiled.
 
@@ -272,6 +280,7 @@ class AsyncEngine:
             watched=watched,
             announced=announced,
             shares_blocks=shares_blocks,
+            adapter=adapter,
         )
         return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
@@ -290,6 +299,7 @@ class AsyncEngine:
         dimensions: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> PendingPooling:
         """Build a request for an embedding or a classification without submitting it."""
         return pooling_request(
@@ -302,6 +312,7 @@ class AsyncEngine:
             dimensions=dimensions,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
 
     def open_readouts(self, pending: Sequence[PendingReadout], *, on_timing: OnTiming | None = None) -> ReadoutStream:
@@ -316,6 +327,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         opened: Callable[[AnswerStream], None] | None = None,
+        adapter: str | None = None,
     ) -> BeamSearchOutput:
         """Return the best beams. Each search step is a new stream, which is passed to `opened`."""
         shares_blocks = not self.settings.enable_prefix_caching  # among the beams, under a salt of their own
@@ -325,7 +337,13 @@ class AsyncEngine:
         while True:
             requests = [
                 self.prepare(
-                    beam, one_token, priority=priority, cache_salt=salt, watched=False, shares_blocks=shares_blocks
+                    beam,
+                    one_token,
+                    priority=priority,
+                    cache_salt=salt,
+                    watched=False,
+                    shares_blocks=shares_blocks,
+                    adapter=adapter,
                 )
                 for beam in self._reader.read(beams)
             ]
@@ -350,14 +368,43 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the answer as it grows. With `best_of`, yield only the final output.
+        """Yield the answer as it grows. With `best_of`, yield only the final output. An adapter that is not loaded is
+        loaded first.
 
         Leaving the loop early, or cancelling the task, aborts the request.
         """
+        adapter = await self._adapter_of(lora_request)
         (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [prompt])
-        async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
+        async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt, adapter):
             yield output
+
+    async def _adapter_of(self, request: LoRARequest | None) -> str | None:
+        if request is None:
+            return None
+        if not isinstance(request, LoRARequest):
+            raise RequestError(f"lora_request must be a LoRARequest, got {request!r}", param="lora_request")
+        path = str(request.lora_path)
+        if self._adapters.get(request.lora_name, path) != path:
+            raise RequestError(
+                f"the adapter {request.lora_name!r} is loaded from {self._adapters[request.lora_name]}, not from "
+                f"{path}; unload it, or give this one another name",
+                param="lora_request",
+            )
+        if request.lora_name not in self._adapters:
+            await self.load_adapter(request.lora_name, path)
+        return request.lora_name
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
+        """Load a LoRA adapter from a directory, while requests run. `replaces`: one of the same name."""
+        await asyncio.wrap_future(self._engine.client.load_adapter(name, path, replaces=replaces))
+        self._adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Requests that run with it go on to their end."""
+        await asyncio.wrap_future(self._engine.client.unload_adapter(name))
+        self._adapters.pop(name, None)
 
     @checks_arguments(RequestError)
     async def chat(
@@ -368,6 +415,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -377,7 +425,8 @@ class AsyncEngine:
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         text = self._reader.render(messages, **options)
         (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [text], add_special_tokens=False)
-        async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
+        adapter = await self._adapter_of(lora_request)
+        async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt, adapter):
             yield output
 
     @checks_arguments(RequestError)
@@ -485,12 +534,13 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str | None,
+        adapter: str | None,
     ) -> AsyncIterator[RequestOutput]:
         given = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(given, SamplingParams):
             raise not_sampling_params(given)
         params = await self.compiled(given)
-        answers = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+        answers = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt, adapter=adapter)
         with self.open([answers]) as stream:
             while not answers.is_finished:
                 try:

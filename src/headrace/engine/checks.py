@@ -37,6 +37,7 @@ class RequestChecks:
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
     generates: bool = True  # else it is a pooling model: prompts are embedded or classified
+    takes_adapters: bool = False
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run."""
@@ -46,6 +47,12 @@ class RequestChecks:
             raise RequestError(f"cache_salt must be text, got {request.cache_salt!r}", param="cache_salt")
         if not self.generates and (request.readout is None or request.readout.pooling is None):
             raise RequestError(NOT_GENERATIVE, param="model", code="unsupported_model")
+        if request.adapter is not None and not self.takes_adapters:
+            raise RequestError(
+                f"the request names the adapter {request.adapter!r}; this engine takes none without enable_lora",
+                param="model",
+                code="model_not_found",
+            )
         self.limits.check(request)
         assert not request.params.bad_words, "the front turns bad words into token ids"
         if self.vocab_size is not None:

@@ -41,6 +41,10 @@ class Client(Protocol):
 
     def stop_profile(self) -> Future[dict[str, Any]]: ...
 
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]: ...
+
+    def unload_adapter(self, name: str) -> Future[None]: ...
+
     def close(self) -> None:
         """Stop after the step in flight and refuse all later requests; `failure` says that it was closed."""
 

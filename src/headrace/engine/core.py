@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.engine.adapters import AdapterStats, AdapterTable
 from headrace.engine.checks import RequestChecks
 from headrace.engine.constraints import Constraints
 from headrace.engine.grammars import Grammar, Grammars
+from headrace.errors import AdapterError
 from headrace.histogram import Histogram, HistogramCounts
 from headrace.kv.disk_tier import DiskTier
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
-from headrace.steps import IntArray, Runner, StepPlan, StepResult
+from headrace.steps import HoldsAdapters, IntArray, Runner, StepPlan, StepResult
 from headrace.types import Request, SequenceEvent, StructuredOutputs
 
 STEP_SECONDS_BOUNDS = (
@@ -43,6 +45,7 @@ class EngineStats:
     step_host_seconds: HistogramCounts = field(default_factory=HistogramCounts)
     started_at: float = 0.0  # `time.monotonic`; distinguishes an engine from its predecessor, whose counts are separate
     num_constrained: int = 0  # unfinished requests under a grammar
+    adapters: AdapterStats | None = None  # None: the engine has no adapters
 
 
 class StepTimes(NamedTuple):
@@ -93,15 +96,20 @@ class EngineCore:
         depth: int = 1,
         grammars: Grammars | None = None,
         disk: DiskTier | None = None,
+        max_loras: int = 0,
     ) -> None:
-        """`disk`: that of the scheduler's tiers, which ends with the core."""
+        """`disk`: that of the scheduler's tiers, which ends with the core. `max_loras`: adapters that the model has room
+        for; 0: none."""
+        self._adapters = AdapterTable(max_loras) if max_loras else None
         self._scheduler = scheduler
         self._disk = disk
         self._grammars = grammars
         self._constraints = Constraints(grammars)
         self._constrained: dict[str, Grammar] = {}  # unfinished requests under a grammar
         self._runner = runner
-        self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size, generates)
+        self.checks = RequestChecks(
+            scheduler.limits, eos_token_ids, vocab_size, generates, takes_adapters=max_loras > 0
+        )
         self.num_finished_steps = 0
         self.on_step: OnStep | None = None  # set while a profiler records (`engine/profiler.py`)
         self._random = np.random.default_rng(seed)
@@ -144,7 +152,14 @@ class EngineCore:
             self._step_host_seconds.snapshot(),
             self._started_at,
             len(self._constrained),
+            self._adapter_stats(),
         )
+
+    def _adapter_stats(self) -> AdapterStats | None:
+        if self._adapters is None:
+            return None
+        scheduler = self._scheduler
+        return self._adapters.stats(running=scheduler.slots.running_adapters(), waiting=scheduler.waiting_adapters)
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run. Changes nothing, so any thread may call it."""
@@ -172,12 +187,41 @@ class EngineCore:
         if seed is None:
             seed = int(self._random.integers(2**63))
         seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
-        self._scheduler.add(request, seeds=seeds, stop_token_ids=self.checks.stop_token_ids(request))
+        stops, adapter = self.checks.stop_token_ids(request), None
+        if request.adapter is not None and self._adapters is not None:
+            adapter = self._adapters.find(request.adapter)
+        self._scheduler.add(request, seeds=seeds, stop_token_ids=stops, adapter=adapter)
+        if request.adapter is not None and self._adapters is not None:
+            self._adapters.started(request.request_id, request.adapter)
         if grammar is not None:
             self._constrained[request.request_id] = grammar
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._without_ended(self._scheduler.abort(request_id, index))
+
+    def read_adapter(self, path: str) -> Any:
+        """Read an adapter for `load_adapter`. Changes nothing, so any thread may call it."""
+        return self._adapter_runner().read_adapter(path)
+
+    def load_adapter(self, name: str, adapter: Any, *, replaces: bool = False) -> None:
+        """Let requests use an adapter that `read_adapter` has returned. `replaces`: one of the same name."""
+        runner = self._adapter_runner()
+        assert self._adapters is not None
+        index = self._adapters.free_index(name, replaces=replaces)
+        runner.write_adapter(index, adapter)
+        self._adapters.put(name, index)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse later requests with this adapter. Requests that have it go on; then its place is free."""
+        self._adapter_runner()
+        assert self._adapters is not None
+        self._adapters.remove(name)
+
+    def _adapter_runner(self) -> HoldsAdapters:
+        if self._adapters is None:
+            raise AdapterError("this engine has no room for adapters; start it with --enable-lora")
+        assert isinstance(self._runner, HoldsAdapters)
+        return self._runner
 
     def limit_running(self, num_seqs: int | None) -> list[SequenceEvent]:
         """Start sequences only while fewer than `num_seqs` run; None: as many as there are slots."""
@@ -263,9 +307,17 @@ class EngineCore:
 
     def _without_ended(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
         """Drop the constraints of ended sequences; returns the events, with the reason if a grammar caused an error."""
+        if self._adapters is not None and self._adapters.has_requests:
+            self._release_adapters(events)
         if not self._constrained:
             return events
         return [event if event.finish_reason is None else self._explained(event) for event in events]
+
+    def _release_adapters(self, events: list[SequenceEvent]) -> None:
+        assert self._adapters is not None
+        for event in events:
+            if event.finish_reason is not None and not self._scheduler.is_unfinished(event.request_id):
+                self._adapters.ended(event.request_id)
 
     def _explained(self, event: SequenceEvent) -> SequenceEvent:
         constraint = self._constraints.end((event.request_id, event.index))

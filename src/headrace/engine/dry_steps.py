@@ -90,4 +90,5 @@ def _entry(slot: int, params: SamplingParams, prompt_len: int, settings: Setting
         seed=0,
         params=params,
         stop_token_ids=(),
+        adapter=int(settings.adapters is not None and slot % 2 == 1),
     )

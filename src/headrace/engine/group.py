@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 from headrace.balance.choice import Candidate, choose
@@ -27,7 +29,7 @@ from headrace.engine.process.wire import Ready
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.shares import EngineShare
-from headrace.errors import ConfigError, EngineDeadError
+from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 from headrace.types import Request, SequenceEvent
 
 MAX_BLOCKS = 512  # of a prompt that are looked up; two prompts that agree in 8,192 tokens share their engine anyway
@@ -207,7 +209,9 @@ class EngineGroup:
         if not (settings.enable_prefix_caching or request.shares_blocks):
             return []
         data, size = request.prompt_token_ids[: MAX_BLOCKS * settings.block_size].tobytes(), settings.block_size
-        return chunk_hashes(data, hash(request.cache_salt), chunk_bytes=TOKEN_BYTES * size, max_chunks=MAX_BLOCKS)
+        return chunk_hashes(
+            data, hash((request.cache_salt, request.adapter)), chunk_bytes=TOKEN_BYTES * size, max_chunks=MAX_BLOCKS
+        )
 
     def _holder(self, member: Member) -> int:
         """The member's number in the table of prefixes. After a restart it is another one: its cache is empty."""
@@ -264,9 +268,53 @@ class EngineGroup:
     def stop_profile(self) -> Future[dict[str, Any]]:
         return self._profiled.client.stop_profile()
 
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]:
+        """Load it in all engines, or in none."""
+        loading = [_asked(partial(m.client.load_adapter, name, path, replaces=replaces)) for m in self.members]
+
+        def undo() -> None:
+            for member, each in zip(self.members, loading, strict=True):
+                if each.exception() is None:
+                    member.client.unload_adapter(name)
+
+        return _all_of(loading, on_failure=undo)
+
+    def unload_adapter(self, name: str) -> Future[None]:
+        return _all_of([_asked(partial(m.client.unload_adapter, name)) for m in self.members])
+
     def close(self) -> None:
         with ThreadPoolExecutor(len(self.members), "headrace-close") as executor:
             list(executor.map(lambda member: member.client.close(), self.members))
+
+
+def _asked(ask: Callable[[], Future[None]]) -> Future[None]:
+    """The answer of an engine, also if it refuses at once."""
+    try:
+        return ask()
+    except HeadraceError as error:
+        refused: Future[None] = Future()
+        refused.set_exception(error)
+        return refused
+
+
+def _all_of(each: Sequence[Future[None]], on_failure: Callable[[], None] = lambda: None) -> Future[None]:
+    """Done when all are; fails with the first failure among them."""
+    joined: Future[None] = Future()
+    left = count(len(each) - 1, -1)
+
+    def take(done: Future[None]) -> None:
+        if next(left):
+            return
+        failure = next((error for one in each if (error := one.exception()) is not None), None)
+        if failure is None:
+            joined.set_result(None)
+        else:
+            on_failure()
+            joined.set_exception(failure)
+
+    for one in each:
+        one.add_done_callback(take)
+    return joined
 
 
 def check_data_parallel_size(size: int, *, own_process: bool) -> None:

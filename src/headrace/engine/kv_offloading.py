@@ -49,6 +49,11 @@ def choose_offload(
     if why_not is not None:
         name = "kv_offload_gib" if host_gib else "kv_offload_path"
         raise ConfigError(f"{name} keeps cached prefixes that are evicted, and {why_not}; leave it out")
+    if config.uses_adapters:
+        raise ConfigError(
+            "kv_offload_gib and kv_offload_path are not supported with enable_lora: the name of an evicted block does "
+            "not tell its adapter yet; leave one of them out"
+        )
     if path and num_ranks > 1:
         raise ConfigError(
             "kv_offload_path is not supported with tensor_parallel_size or pipeline_parallel_size: a file would hold "

@@ -14,11 +14,13 @@ from time import sleep
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack
 
+from headrace.adapters import LoRARequest
 from headrace.arguments import checks_arguments
 from headrace.config import EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
+from headrace.engine.llm_adapters import Adapters, OfflineAdapters, adapters_of
 from headrace.engine.llm_pooling import PoolingCalls, per_prompt
 from headrace.engine.offline_order import starting_order, target_concurrency
 from headrace.engine.profiler import MAX_SECONDS, MAX_STEPS, ProfileOptions, Tool
@@ -95,6 +97,7 @@ class LLM(PoolingCalls):
             display.ready(self._engine.start_seconds, self._engine.start_stages)
         log_warnings(self._engine.settings.warnings)
         self._reader = _reader_of(self._engine)
+        self._adapters = _adapters_of(self._engine)
         self._ids = count()
         self._outputs: dict[str, Any] = {}  # of the running call
         self._is_busy = Lock()
@@ -124,11 +127,17 @@ class LLM(PoolingCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Generate answers to prompts (text or token ids). Outputs are in the order of the prompts."""
+        """Generate answers to prompts (text or token ids). Outputs are in the order of the prompts. `lora_request`: the
+        adapter of all prompts, or one for each."""
         items = as_prompt_list(prompts)
-        return _answered(self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False))
+        return _answered(
+            self._run(
+                items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False, lora_request=lora_request
+            )
+        )
 
     @checks_arguments(RequestError)
     def chat(
@@ -137,6 +146,7 @@ class LLM(PoolingCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapters = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -145,7 +155,9 @@ class LLM(PoolingCalls):
         """Answer conversations (lists of messages), rendered with the given chat template or the model's."""
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
-        return _answered(self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True))
+        return _answered(
+            self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True, lora_request=lora_request)
+        )
 
     @checks_arguments(RequestError)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -208,6 +220,7 @@ class LLM(PoolingCalls):
             self._is_reconfiguring = True
             self._engine, error = reconfigure(self._engine, settings, self._events.put)
             self._reader = _reader_of(self._engine)
+            self._adapters = _adapters_of(self._engine)
         finally:
             self._is_reconfiguring = False
             self._is_busy.release()
@@ -260,6 +273,7 @@ class LLM(PoolingCalls):
         priority: Sequence[int] | None,
         is_chat: bool,
         shared_salt: str | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer prompts. Those of calls with the same `shared_salt` share blocks, even without prefix caching."""
         params = per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
@@ -267,6 +281,7 @@ class LLM(PoolingCalls):
             if not isinstance(each, SamplingParams):
                 raise not_sampling_params(each)
         priorities = per_prompt("priority", priority, 0, len(prompts))
+        adapters = adapters_of(lora_request, len(prompts))
         self._refuse_long(prompts)
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
@@ -279,13 +294,19 @@ class LLM(PoolingCalls):
                 shared_salt,
                 watched=bool(own.stop),
                 shares_blocks=shared_salt is not None,
+                adapter=None if (adapter := adapters[index]) is None else adapter.lora_name,
             )
             return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
         order = starting_order(prompts, params)
         tokenized = self._tokenized([prompts[i] for i in order], is_chat=is_chat)
         return self._collect(
-            order, tokenized, build, num_running=target_concurrency(params, self.settings), use_tqdm=use_tqdm
+            order,
+            tokenized,
+            build,
+            num_running=target_concurrency(params, self.settings),
+            use_tqdm=use_tqdm,
+            adapters=adapters,
         )
 
     def _collect(
@@ -296,8 +317,9 @@ class LLM(PoolingCalls):
         *,
         num_running: int | None = None,
         use_tqdm: bool,
+        adapters: Sequence[LoRARequest | None] = (),
     ) -> list[Output_co]:
-        """Submit a request for each input and wait for all of them.
+        """Submit a request for each input and wait for all of them. `adapters` are loaded first.
 
         `inputs` come in the order of `order` (indices of prompts); outputs are in the order of the prompts.
         """
@@ -305,6 +327,7 @@ class LLM(PoolingCalls):
         if not self._is_reconfiguring:
             self._refuse_if_dead()  # first: in a forked process nobody releases the lock
         with self._is_busy, collecting_less_often(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
+            self._adapters.load(adapters)
             self._engine.client.limit_running(num_running)
             try:
                 for number, (index, given) in enumerate(zip(order, inputs, strict=True), start=1):
@@ -390,6 +413,11 @@ def _reader_of(engine: Engine) -> PromptReader:
     return PromptReader(
         engine.tokenizer, engine.spec.vocab_size, engine.grammars, max_model_len=engine.settings.max_model_len
     )
+
+
+def _adapters_of(engine: Engine) -> OfflineAdapters:
+    given = {} if engine.config is None else engine.config.adapter_paths
+    return OfflineAdapters(engine.client, engine.settings.adapters, given)
 
 
 def _answered(outputs: list[RequestOutput]) -> list[RequestOutput]:

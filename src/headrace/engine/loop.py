@@ -15,7 +15,7 @@ import numpy as np
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammar
 from headrace.engine.profiler import EngineProfiler, ProfileOptions
-from headrace.errors import EngineDeadError, ProfilerError, RequestError
+from headrace.errors import AdapterError, EngineDeadError, HeadraceError, ProfilerError, RequestError
 from headrace.types import Request, SequenceEvent, TokenIds
 
 AfterStep = Callable[[list[SequenceEvent]], None]
@@ -60,7 +60,7 @@ class EngineLoop:
     ) -> None:
         self._core = core
         self._profiler = profiler
-        self._profiles: set[Future[dict[str, Any]]] = set()  # of commands that are not answered yet
+        self._unanswered: set[Future[Any]] = set()  # of commands that return something
         self._after_step = after_step
         self._on_failure = on_failure
         self._batching_delay_s = batching_delay_s
@@ -124,6 +124,40 @@ class EngineLoop:
         """Close it; the result is its record, once its files are written."""
         return self._ask_profiler(lambda profiler: profiler.stop())
 
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]:
+        """Load a LoRA adapter. Its files are read on a thread of their own, while steps go on."""
+        answer: Future[None] = Future()
+        self._unanswered.add(answer)
+
+        def read() -> None:
+            try:
+                adapter = self._core.read_adapter(path)
+                self._send(lambda: self._try(answer, lambda: self._core.load_adapter(name, adapter, replaces=replaces)))
+            except HeadraceError as error:
+                self._answer(answer, _failed(error))
+            except Exception as error:  # noqa: BLE001  a bad file must not end the engine
+                _log.exception("an adapter could not be read")
+                self._answer(answer, _failed(AdapterError(f"{path} cannot be read as an adapter: {error!r}")))
+
+        threading.Thread(target=read, name="headrace-adapter", daemon=True).start()
+        return answer
+
+    def unload_adapter(self, name: str) -> Future[None]:
+        """Unload an adapter: later requests are refused, those that run with it go on."""
+        answer: Future[None] = Future()
+        self._unanswered.add(answer)
+        self._send(lambda: self._try(answer, lambda: self._core.unload_adapter(name)))
+        return answer
+
+    def _try(self, answer: Future[None], action: Callable[[], None]) -> list[SequenceEvent]:
+        try:
+            action()
+        except AdapterError as error:
+            self._answer(answer, _failed(error))
+        else:
+            self._answer(answer, _done(None))
+        return []
+
     def refuse(self, request_id: str, reason: str) -> None:
         """Deliver an error event for a request that could not be submitted."""
         self._send(lambda: [_refusal(request_id, reason)])
@@ -177,16 +211,16 @@ class EngineLoop:
                 self._answer(answer, _failed(ProfilerError(f"the profiler has failed: {error!r}")))
             return []
 
-        self._profiles.add(answer)
+        self._unanswered.add(answer)
         try:
             self._send(command)
         except EngineDeadError:
-            self._profiles.discard(answer)
+            self._unanswered.discard(answer)
             raise
         return answer
 
-    def _answer(self, answer: Future[dict[str, Any]], done: Future[dict[str, Any]]) -> None:
-        self._profiles.discard(answer)
+    def _answer(self, answer: Future[Any], done: Future[Any]) -> None:
+        self._unanswered.discard(answer)
         if answer.done():
             return
         error = done.exception()
@@ -261,7 +295,7 @@ class EngineLoop:
     def _shut_down(self) -> None:
         if self._profiler is not None:
             self._profiler.close()
-        for answer in list(self._profiles):
+        for answer in list(self._unanswered):
             self._answer(answer, _failed(EngineDeadError("the engine has stopped")))
         try:
             self._core.close()
@@ -273,14 +307,14 @@ def _refusal(request_id: str, reason: str) -> SequenceEvent:
     return SequenceEvent(request_id, 0, _NO_TOKENS, "abort", error=reason)
 
 
-def _done(result: dict[str, Any]) -> Future[dict[str, Any]]:
-    future: Future[dict[str, Any]] = Future()
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
     future.set_result(result)
     return future
 
 
-def _failed(error: BaseException) -> Future[dict[str, Any]]:
-    future: Future[dict[str, Any]] = Future()
+def _failed(error: BaseException) -> Future[Any]:
+    future: Future[Any] = Future()
     future.set_exception(error)
     return future
 

@@ -46,6 +46,10 @@ OF_THE_MODEL = (
     "master_addr",
     "master_port",
     "distributed_executor_backend",
+    "enable_lora",
+    "lora_modules",
+    "max_loras",
+    "max_lora_rank",
 )
 _RESOLVED = ("dtype", "quantization", "device")  # of these, the ones that may be automatic
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from headrace.adapters import DEFAULT_MAX_LORAS, AdapterLimits
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.attention import choose_attention
 from headrace.engine.kv_offloading import Offload, choose_offload
@@ -22,6 +23,7 @@ from headrace.engine.speculating import check_speculation, choose_speculation
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
+from headrace.models.adapter_spec import adapter_bytes, why_not_adapted
 from headrace.models.quantized import StoredQuantization
 from headrace.models.spec import ModelSpec
 from headrace.models.streamed_layers import StreamedLayers
@@ -125,6 +127,7 @@ class Resolver:
         check_speculation(config, self._spec, self._draft, on_gpu=self._on_gpu)
         dtype = self._dtype()
         quantization = self._quantization(dtype)
+        self._decide_adapters(dtype)
         kv_dtype = self._kv_dtype(dtype)
         threads = self._threads(dtype)
         cpu_offload_gb = self._cpu_offload_gb(dtype)
@@ -171,6 +174,7 @@ class Resolver:
             kv_offload_disk_gib=offload.disk_gib,
             num_host_blocks=offload.num_host_blocks,
             host_block_bytes=offload.host_block_bytes,
+            adapters=self._adapters,
             choices=tuple(self._choices),
             warnings=tuple(self._warnings),
         )
@@ -251,6 +255,37 @@ class Resolver:
                 f"kv_offload_gib={settings.kv_offload_gib:g} is more than the {free / GIB:.1f} GiB of host memory that "
                 "are free; lower it, or use kv_offload_path for the rest"
             )
+
+    @property
+    def _adapters(self) -> AdapterLimits | None:
+        config = self._config
+        if not config.uses_adapters:
+            return None
+        max_loras = config.max_loras or max(DEFAULT_MAX_LORAS, len(config.adapter_paths))
+        return AdapterLimits(max_loras=max_loras, max_rank=config.max_lora_rank)
+
+    def _decide_adapters(self, dtype: str) -> None:
+        limits = self._adapters
+        if limits is None:
+            if self._config.max_loras is not None:
+                self._warnings.append(f"max_loras={self._config.max_loras} has no effect without enable_lora")
+            return
+        if (reason := why_not_adapted(self._spec)) is not None:
+            raise ConfigError(f"enable_lora: {reason}; leave it out, or merge the adapter into the model")
+        if self._ranks.num_ranks > 1:
+            raise ConfigError(
+                f"enable_lora with tensor_parallel_size={self._config.tensor_parallel_size} and "
+                f"pipeline_parallel_size={self._config.pipeline_parallel_size}: adapters are not divided over ranks "
+                "yet; use one rank, with data_parallel_size for more engines, or merge the adapter into the model"
+            )
+        if self._on_gpu and self._config.cpu_offload_gb:
+            raise ConfigError(
+                "enable_lora is not supported with cpu_offload_gb: layers that stream from host memory have no place for "
+                "adapters yet; leave one of them out, or merge the adapter into the model"
+            )
+        size = adapter_bytes(self._spec, limits, BYTES_OF[dtype])
+        given = "as set" if self._config.max_loras is not None else "adapters that may be loaded at once"
+        self._note("max_loras", limits.max_loras, f"{given}: {size / MIB:,.0f} MiB for ranks up to {limits.max_rank}")
 
     @property
     def _has_states(self) -> bool:
@@ -614,8 +649,10 @@ class Resolver:
         """The weights of the rank with the most: the first stage also has the embeddings, the last one the head."""
         draft = self._draft
         of_draft = 0 if draft is None else self._ranks.shards_of_draft(draft).num_params * BYTES_OF[dtype]
+        of_adapters = 0 if self._adapters is None else adapter_bytes(self._spec, self._adapters, BYTES_OF[dtype])
         stages = self._ranks.end_stages
-        return of_draft + max(gpu_bytes(self._sizes(stage, dtype), self._streamed(dtype, stage)) for stage in stages)
+        weights = max(gpu_bytes(self._sizes(stage, dtype), self._streamed(dtype, stage)) for stage in stages)
+        return weights + of_draft + of_adapters
 
     def _streamed(self, dtype: str, stage: int = 0) -> StreamedLayers:
         """The layers of a stage that stream from host memory. The first stage has the most."""

@@ -76,6 +76,7 @@ def load_model(
             group=None if groups is None else groups.tensor,
             stages=None if groups is None else _stages_of(groups, settings),
             offload=_offload(checkpoint.spec, settings, groups),
+            adapters=settings.adapters,
         )
 
 
@@ -166,6 +167,7 @@ def start_runner(
         num_host_blocks=settings.num_host_blocks,
         uses_flash=settings.attention_backend == "FLASH_ATTN",
         step_bytes=step_bytes,
+        adapters=settings.adapters,
         max_draft_seqs=0 if speculation is None else speculation.max_seqs,
         max_draft_rows=0 if speculation is None else speculation.max_rows,
     )

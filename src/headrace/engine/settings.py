@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.adapters import AdapterLimits
 from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
 from headrace.dist.mesh import Mesh
 from headrace.sched import SchedulerLimits
@@ -71,6 +72,7 @@ class Settings:
     kv_offload_disk_gib: float = 0.0
     num_host_blocks: int = 0  # see SchedulerLimits
     host_block_bytes: int = 0
+    adapters: AdapterLimits | None = None  # None: no adapters can be loaded
 
     @property
     def num_ranks(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from headrace.engine.client import Client, Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.profiler import ProfileOptions
-from headrace.errors import EngineDeadError, ProfilerError
+from headrace.errors import AdapterError, EngineDeadError, ProfilerError
 from headrace.types import Request, SequenceEvent
 
 SHARED = "shared:"  # the start of the ids of all shared clients' requests; ids of HTTP requests start otherwise
@@ -84,6 +84,12 @@ class SharedClient:
 
     def stop_profile(self) -> Future[dict[str, Any]]:
         raise ProfilerError("a shared engine is profiled by its owner")
+
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]:
+        raise AdapterError("the adapters of a shared engine are loaded by its owner")
+
+    def unload_adapter(self, name: str) -> Future[None]:
+        raise AdapterError("the adapters of a shared engine are unloaded by its owner")
 
     def close(self) -> None:
         """Deliver nothing from now on. The engine goes on."""

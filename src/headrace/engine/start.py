@@ -13,7 +13,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -77,6 +77,7 @@ class Engine:
     grammars: Grammars | None = None
     config: EngineConfig | None = None  # that the settings were resolved from
     model: LoadedModel | None = None  # None: it is in another process
+    adapters: Mapping[str, str] = field(default_factory=dict)  # those loaded at the start: paths by name
 
     @property
     def stats(self) -> EngineStats:
@@ -154,6 +155,7 @@ def engine_of(
         start_stages=stages,
         config=config,
         model=model,
+        adapters=config.adapter_paths,
     )
 
 
@@ -236,6 +238,7 @@ def _engine_over(
         model_name=config.model,
         start_seconds=perf_counter() - started,
         start_stages=stages.finished,
+        adapters=config.adapter_paths,
     )
 
 
@@ -398,7 +401,10 @@ def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) 
         depth=depth_of(settings),
         grammars=model.grammars,
         disk=tiers.store,
+        max_loras=0 if settings.adapters is None else settings.adapters.max_loras,
     )
+    for name, path in config.adapter_paths.items():
+        core.load_adapter(name, core.read_adapter(path))
     return LoadedCore(core, settings, model, EngineProfiler(core, model.decoder.spec, settings, config.model))
 
 

@@ -75,6 +75,52 @@ class Gathering:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankWeights:
+    """The matrices of L adapters (LoRA) for one linear layer [N, K], of rank up to R. The layer's output is P pieces,
+    such as queries, keys and values; piece p of a row x gets (x @ down[p].T) @ up[p].T added.
+
+    Smaller ranks are filled up with zeros.
+    """
+
+    down: Tensor  # [L, R, P, K]
+    up: Tensor  # [L, N, R], with the adapter's scale
+    ranks: Tensor  # [L] int32; 0: the adapter does not change this layer
+    piece_sizes: tuple[int, ...]  # rows of `up` of each piece, in order
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which rows of a step belong to which adapter.
+
+    indexes    2 0 1 2 0 1             of each row: 0 is none, i is the adapter at i - 1 in the tables
+    order      2 5 | 0 3 | 1 4         the rows of each adapter, then those without one
+    starts     0     2     4           where the rows of each adapter start, and where those of the last end
+    """
+
+    indexes: Tensor  # [T] int32
+    order: Tensor  # [T] int64
+    starts: Tensor  # [L + 1] int32
+    tile_ends: Tensor  # [L] int32, where the tiles of each adapter end: TILE_ROWS of its rows are one tile
+
+    @classmethod
+    def of(cls, indexes: Tensor, num_adapters: int) -> AdapterRows:
+        """Sorts rows by adapter, without a look at the values from the host."""
+        keys = torch.where(indexes == 0, num_adapters + 1, indexes)
+        keys, order = keys.sort(stable=True)
+        bounds = torch.arange(1, num_adapters + 2, dtype=keys.dtype, device=keys.device)
+        starts = torch.searchsorted(keys, bounds, out_int32=True)
+        num_tiles = (starts[1:] - starts[:-1] + (TILE_ROWS - 1)) // TILE_ROWS
+        return cls(indexes, order, starts, num_tiles.cumsum(0).int())
+
+    def kept(self, rows: Tensor) -> AdapterRows:
+        """The same for some rows."""
+        return self.of(self.indexes[rows], self.tile_ends.shape[0])
+
+
+TILE_ROWS = 16  # the smallest side of a tensor core product
+
+
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """Where the tokens of a step are. The runner builds one per step; every layer reads it.
 
@@ -101,6 +147,7 @@ class StepLayout:
     num_fresh: int = 0  # last sequences, whose whole context is in this step
     num_fresh_tiles: int = 0  # last entries of `tiles`, which belong to fresh prefills
     gatherings: tuple[Gathering, ...] = ()  # of all prefill continuations, where a kernel for gathered contexts exists
+    adapters: AdapterRows | None = None  # None: no token has an adapter
 
     def __post_init__(self) -> None:
         # Kernels read raw memory: a wrong type would give garbage, not an error.
@@ -108,6 +155,10 @@ class StepLayout:
             assert tensor.dtype == torch.int64 and tensor.is_contiguous()
         for tensor in (self.query_starts, self.context_lens, self.slots, self.block_tables):
             assert tensor.dtype == torch.int32 and tensor.is_contiguous()
+
+    def adapters_of(self, kept: Tensor | None) -> AdapterRows | None:
+        """Those of the `kept` tokens; None: of all."""
+        return self.adapters if kept is None or self.adapters is None else self.adapters.kept(kept)
 
     @property
     def num_tokens(self) -> int:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from headrace.kernels import reference
 from headrace.kernels.layout import (
+    AdapterRows,
     Fp8Rows,
     LayerCache,
     LayerState,
+    LowRankWeights,
     PackedLayout,
     Routes,
     Rows,
@@ -28,9 +30,11 @@ from headrace.startup import OnStage, ignore_stage
 
 __all__ = [
     "GATED",
+    "AdapterRows",
     "Fp8Rows",
     "LayerCache",
     "LayerState",
+    "LowRankWeights",
     "PackedExperts",
     "PackedLinear",
     "Routes",
@@ -38,6 +42,7 @@ __all__ = [
     "StepLayout",
     "UnnormedRows",
     "add_layer_norm",
+    "add_low_rank",
     "add_rms_norm",
     "allocate_cache",
     "allocate_latent_cache",
@@ -146,6 +151,11 @@ def gated_linear(linear: PackedLinear, x: Rows, activation: str, *, as_fp8: bool
             out: Tensor = kernels.gated_linear(linear, x, activation)
             return out
     return GATED[activation](linear(x), as_fp8=as_fp8)
+
+
+def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterRows) -> None:  # [T, N], [T, K]
+    """Adds the low-rank product of each row's adapter to the output of a linear layer with the input x."""
+    kernels_for(x.device, x.dtype).add_low_rank(out, x, weights, rows)
 
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]

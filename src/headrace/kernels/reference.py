@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.reference_adapters import add_low_rank  # noqa: F401  a part of the reference in its own file
 from headrace.kernels.reference_recurrent import (  # noqa: F401  parts of the reference in a file of their own
     causal_conv,
     gated_delta_rule,

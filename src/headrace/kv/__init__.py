@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from headrace.kv.blocks import BlockPool
 from headrace.kv.chain import Chain
-from headrace.kv.prefixes import PrefixHit, PrefixIndex
+from headrace.kv.prefixes import PrefixHit, PrefixIndex, Salt
 from headrace.kv.tables import BlockCopy, BlockTable, BlockTables
 from headrace.kv.tiers import BlockStore, Fetch, Tiers, TierStats
 
@@ -33,6 +33,7 @@ __all__ = [
     "Fetch",
     "PrefixHit",
     "PrefixIndex",
+    "Salt",
     "TierStats",
     "Tiers",
 ]

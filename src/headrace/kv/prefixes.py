@@ -18,7 +18,8 @@ import numpy as np
 from headrace.kv.chain import Chain
 from headrace.types import TokenIds
 
-Parent = int | str | bytes  # the entry of the block before; for the first block of a prompt, its salt
+Salt = str | tuple[int, str]  # of a request; with the number of its adapter, if it has one
+Parent = int | bytes | Salt  # the entry of the block before; for the first block of a prompt, its salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._key_of)
 
-    def find(self, token_ids: TokenIds, salt: str | None) -> PrefixHit:
+    def find(self, token_ids: TokenIds, salt: Salt | None) -> PrefixHit:
         data, first = token_ids.tobytes(), self._first(salt or "")
         num_bytes, by_key = self._num_bytes, self._by_key
         num_common = self._last.num_common(first, data, num_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.kv.blocks import BlockPool
-from headrace.kv.prefixes import Parent, PrefixHit, PrefixIndex
+from headrace.kv.prefixes import Parent, PrefixHit, PrefixIndex, Salt
 from headrace.kv.tiers import Fetch, Tiers
 from headrace.types import TokenIds
 
@@ -49,7 +49,7 @@ class BlockTables:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def find_prefix(self, token_ids: TokenIds, salt: str | None) -> PrefixHit:
+    def find_prefix(self, token_ids: TokenIds, salt: Salt | None) -> PrefixHit:
         if not self.enable_prefix_caching:
             return PrefixHit((), salt or "")
         return self._prefixes.find(token_ids, salt)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.kernels import ops
-from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.layout import AdapterRows, LayerCache, StepLayout
+from headrace.models.adapters import in_step
 from headrace.models.embeddings import Embeddings
 from headrace.models.head import PoolerHead
 from headrace.models.layers import Mlp, Norm
@@ -110,13 +111,13 @@ class Decoder:
         for layer, cache in zip(self.layers_in_order(), caches, strict=True):
             last = kept if layer is self.layers[-1] else None
             if layer.mixer is not None:
-                normed, residual = _normed(x, residual, layer.attention_norm, layer.mixer.input_linear)
+                normed, residual = _normed(x, residual, layer.attention_norm, layer.mixer.input_linear, layout.adapters)
                 x = layer.mixer(normed, layout, cache, last)
             elif last is not None:
                 x = None if x is None else x[last]
             residual = residual if last is None else residual[last]
             if layer.mlp is not None:
-                x, residual = _feed_after(layer, layer.mlp, x, residual)
+                x, residual = _feed_after(layer, layer.mlp, x, residual, layout.adapters_of(last))
         residual = residual if x is None else residual.add_(x)
         if not self.is_last_stage:
             assert self.stages is not None
@@ -135,35 +136,44 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _feed_after(layer: Layer, mlp: Mlp | Mixture, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+def _feed_after(
+    layer: Layer, mlp: Mlp | Mixture, x: Tensor | None, residual: Tensor, adapters: AdapterRows | None
+) -> tuple[Tensor, Tensor]:
     """Runs the MLP after a mixer with the output x. Returns what is still to be added to the residual stream, and that
     stream."""
     if layer.is_parallel:
         assert x is not None
-        return x.add_(_feed(mlp, layer.mlp_norm, None, residual)[0]), residual
+        return x.add_(_feed(mlp, layer.mlp_norm, None, residual, adapters)[0]), residual
     x = None if x is None else _post_normed(x, layer.attention_post_norm)
-    x, residual = _feed(mlp, layer.mlp_norm, x, residual)
+    x, residual = _feed(mlp, layer.mlp_norm, x, residual, adapters)
     return _post_normed(x, layer.mlp_post_norm), residual
 
 
-def _feed(mlp: Mlp | Mixture, norm: Norm | None, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+def _feed(
+    mlp: Mlp | Mixture, norm: Norm | None, x: Tensor | None, residual: Tensor, adapters: AdapterRows | None
+) -> tuple[Tensor, Tensor]:
     """Runs the MLP on the residual stream with x added. Returns its output and the residual stream."""
     if isinstance(mlp, Mlp):
-        normed, residual = _normed(x, residual, norm, mlp.up)
-        return mlp(normed), residual
-    normed, residual = _normed(x, residual, norm, None)
+        normed, residual = _normed(x, residual, norm, mlp.up, adapters)
+        return mlp(normed, adapters), residual
+    normed, residual = _normed(x, residual, norm, None, adapters)
     assert isinstance(normed, Tensor)
     return mlp(normed), residual
 
 
 def _normed(
-    x: Tensor | None, residual: Tensor, norm: Norm | None, linear: ops.PackedLinear | None
+    x: Tensor | None,
+    residual: Tensor,
+    norm: Norm | None,
+    linear: ops.PackedLinear | None,
+    adapters: AdapterRows | None,
 ) -> tuple[ops.Rows, Tensor]:
     """Adds x to the residual stream and norms it, in the form that the next linear layer takes, if there is only one.
     Returns the rows and the residual stream."""
     if norm is None:
         residual = residual if x is None else residual.add_(x)
         return residual, residual
+    linear = None if linear is None else in_step(linear, adapters)
     if linear is not None and norm.bias is None and ops.takes_unnormed(linear, residual):
         return norm.left_to_linear(x, residual)
     as_fp8 = linear is not None and linear.takes_fp8

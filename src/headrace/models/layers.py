@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.layout import LayerCache, Rows, StepLayout
+from headrace.kernels.layout import AdapterRows, LayerCache, Rows, StepLayout
+from headrace.models.adapters import in_step, multiply
 from headrace.models.spec import Activation
 
 PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
@@ -113,7 +114,7 @@ class Attention:
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
         gate = None if self.gate is None else self.gate(x)
-        return self.attend(self.qkv(x), layout, cache, kept, gate=gate)
+        return self.attend(multiply(self.qkv, x, layout.adapters), layout, cache, kept, gate=gate)
 
     def run_gemms(self, x: Tensor) -> None:
         """Runs only the GEMMs, on any input, so that their kernels are loaded."""
@@ -155,7 +156,7 @@ class Attention:
         )  # fmt: skip
         if gate is not None:
             mixed = mixed.mul_(gate.sigmoid_())
-        return self.output(mixed if kept is None else mixed[kept])
+        return multiply(self.output, mixed if kept is None else mixed[kept], layout.adapters_of(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,13 @@ class Mlp:
     def takes_fp8(self) -> bool:
         return self.up.takes_fp8
 
-    def __call__(self, x: Rows) -> Tensor:  # [T, H]
-        if self.is_gated:
-            return self.down(ops.gated_linear(self.up, x, self.activation, as_fp8=self.down.takes_fp8))
-        return self.down(PLAIN[self.activation](self.up(x), as_fp8=self.down.takes_fp8))
+    def __call__(self, x: Rows, adapters: AdapterRows | None = None) -> Tensor:  # [T, H]
+        as_fp8 = in_step(self.down, adapters).takes_fp8
+        return multiply(self.down, self._activated(x, adapters, as_fp8=as_fp8), adapters)
+
+    def _activated(self, x: Rows, adapters: AdapterRows | None, *, as_fp8: bool) -> Rows:  # [T, I]
+        if self.is_gated and adapters is None:
+            return ops.gated_linear(in_step(self.up, None), x, self.activation, as_fp8=as_fp8)
+        up = multiply(self.up, x, adapters)
+        activate = ops.GATED[self.activation] if self.is_gated else PLAIN[self.activation]
+        return activate(up, as_fp8=as_fp8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import time
 
 from headrace.engine.core import EngineStats
 from headrace.histogram import HistogramCounts
@@ -17,7 +18,7 @@ RATE_SAMPLE_S = 1.0
 
 _GAUGES = (
     *(table.RUNNING, table.WAITING, table.WAITING_BY_REASON, table.KV_USE, table.TIER_USE),
-    *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
+    *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE, table.LORA_INFO),
 )
 _NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # a freshly started engine
 Counts = dict[tuple[Series, *tuple[str, ...]], float]
@@ -76,6 +77,10 @@ class EngineCounts:
         store.set(table.KV_USE, scheduler.kv_use)
         store.set(table.TIER_USE, scheduler.num_host_blocks_used / max(1, scheduler.num_host_blocks))
         self._set_sleep_state(0)
+        if (adapters := stats.adapters) is not None:
+            store.clear(table.LORA_INFO)
+            names = (",".join(adapters.running), ",".join(adapters.waiting))
+            store.set(table.LORA_INFO, time(), str(adapters.max_loras), *names)
         prompt_rate, generation_rate = self._rates.rates(self._clock())
         store.set(table.PROMPT_RATE, prompt_rate)
         store.set(table.GENERATION_RATE, generation_rate)

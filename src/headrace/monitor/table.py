@@ -402,6 +402,15 @@ CACHE_INFO = Series(
     ),
     aliases=(Alias("vllm:cache_config_info", base_labels=("engine",)),),
 )
+LORA_INFO = Series(
+    "headrace:lora_requests_info",
+    "gauge",
+    "The time of the last look, in Unix seconds; the labels hold how many LoRA adapters may be loaded, and those that "
+    "running and waiting requests use. Absent without --enable-lora.",
+    labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    over_engines="max",
+    aliases=(Alias("vllm:lora_requests_info", base_labels=("engine",)),),
+)
 CONFIG_INFO = Series(
     "headrace:config_info",
     "gauge",

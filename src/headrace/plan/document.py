@@ -98,6 +98,7 @@ def _of_memory(memory: Memory) -> dict[str, Any]:
         "activations_bytes": memory.activations,
         "cuda_graphs_bytes": memory.runtime,
         "recurrent_states_bytes": memory.states,
+        "adapters_bytes": memory.adapters,
         "cache_bytes": memory.cache,
         "cache_bytes_per_token": memory.bytes_per_token,
         "missing_bytes": memory.shortfall,

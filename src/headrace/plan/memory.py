@@ -20,7 +20,7 @@ from headrace.models.streamed_layers import NONE_STREAMED, StreamedLayers, choos
 from headrace.models.weight_sizes import WeightSizes, weight_sizes
 from headrace.plan.gpus import GIB, Gpu
 from headrace.plan.precision import Precision
-from headrace.plan.settings import PlanSettings, resolve_for
+from headrace.plan.settings import PlanSettings, adapter_bytes_of, resolve_for
 from headrace.plan.shape import ModelShape
 
 
@@ -39,11 +39,13 @@ class Memory:
     max_model_len: int  # as set, or the model's own
     states: int = 0  # recurrent states of all slots
     streamed: StreamedLayers = NONE_STREAMED  # from host memory; `weights` are those on the GPU
+    adapters: int = 0  # tables of LoRA adapters
 
     @property
     def shortfall(self) -> int:
         """Bytes that are missing for a cache of one block; 0: it fits."""
-        needed = self.weights + self.activations + self.runtime + self.states + int(16 * self.bytes_per_token)
+        beside = self.activations + self.runtime + self.states + self.adapters
+        needed = self.weights + beside + int(16 * self.bytes_per_token)
         return max(0, needed - self.allowed)
 
     @property
@@ -161,7 +163,8 @@ def _memory(
     runtime = 0 if gpu.is_cpu else GPU_RUNTIME_BYTES
     per_token = cache_bytes_per_token(shape, precision) / (min(tensor, shape.num_kv_heads) * pipeline)
     states = (max_num_seqs if gpu.is_cpu else max_num_seqs + 1) * shape.state_bytes  # a GPU has a slot for padding
-    room = max(0, allowed - weights - activations - runtime - states)
+    adapters = adapter_bytes_of(shape, precision, settings)
+    room = max(0, allowed - weights - activations - runtime - states - adapters)
     max_model_len = min(settings.max_model_len or shape.max_model_len, shape.max_model_len)
     if per_token:
         tokens = int(room // (per_token * settings.block_size)) * settings.block_size
@@ -181,6 +184,7 @@ def _memory(
         max_model_len=max_model_len,
         states=states,
         streamed=streamed,
+        adapters=adapters,
     )
 
 

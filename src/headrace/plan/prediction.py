@@ -217,7 +217,7 @@ def _predict(
 def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None:
     memory = found.memory
     if not memory.fits:
-        parts = memory.weights + memory.activations + memory.runtime + memory.states
+        parts = memory.weights + memory.activations + memory.runtime + memory.states + memory.adapters
         return (
             f"weights of {gib(memory.weights)}, {f'states of {gib(memory.states)}, ' if memory.states else ''}"
             f"steps of {gib(memory.activations)} and {gib(memory.runtime)} for "

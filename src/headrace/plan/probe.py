@@ -76,7 +76,7 @@ def _run(model: str, prediction: Prediction, workload: Workload, settings: PlanS
     beside = memory.weights
     if real.device == "cuda":  # a CPU takes the memory of its cache as it is used
         held -= int(real.num_blocks * real.block_size * memory.bytes_per_token)
-        beside += memory.activations + memory.runtime + memory.states
+        beside += memory.activations + memory.runtime + memory.states + memory.adapters
     mean = workload.mean_prompt_len + workload.mean_output_len
     tokens, real_tokens = (each.num_blocks * each.block_size for each in (planned, real))
     rows = [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.adapters import DEFAULT_MAX_RANK, MAX_LORAS, MAX_RANK, AdapterLimits
 from headrace.config import MAX_OFFLOAD_GB, EngineConfig
 from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
+from headrace.models.adapter_spec import adapter_bytes
 from headrace.models.spec import ModelSpec, RopeSpec
 from headrace.plan.gpus import Gpu
 from headrace.plan.precision import Precision
@@ -33,6 +35,8 @@ class PlanSettings:
     max_num_batched_tokens: int | None = None
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
+    max_loras: int = 0  # LoRA adapters at once
+    max_lora_rank: int = DEFAULT_MAX_RANK
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
@@ -43,6 +47,9 @@ class PlanSettings:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.cpu_offload_gb < MAX_OFFLOAD_GB:
             raise ConfigError(f"cpu_offload_gb must be a number of GiB of at least 0, got {self.cpu_offload_gb:g}")
+        for name, most in (("max_loras", MAX_LORAS), ("max_lora_rank", MAX_RANK)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be from 0 to {most}, got {getattr(self, name)}")
 
     def memory_share(self, gpu: Gpu) -> float:
         return self.gpu_memory_utilization or (CPU_MEMORY_SHARE if gpu.is_cpu else GPU_MEMORY_SHARE)
@@ -74,6 +81,12 @@ def resolve_for(
     )
     config = settings.engine_config(gpu, precision, max(1, num_blocks))
     return resolve(config, shape.spec or _stand_in(shape), facts)
+
+
+def adapter_bytes_of(shape: ModelShape, precision: Precision, settings: PlanSettings) -> int:
+    """Of the tables of LoRA adapters, which every GPU has whole."""
+    limits = AdapterLimits(max_loras=settings.max_loras, max_rank=settings.max_lora_rank)
+    return adapter_bytes(shape.spec or _stand_in(shape), limits, int(precision.plain_bytes))
 
 
 def limits_of(settings: Settings) -> StepLimits:

@@ -66,6 +66,8 @@ def _print_memory(console: Console, prediction: Prediction) -> None:
     table.add_row("CUDA graphs and workspaces", gib(memory.runtime), "")
     if memory.states:
         table.add_row("recurrent states of all slots", gib(memory.states), "")
+    if memory.adapters:
+        table.add_row("LoRA adapters", gib(memory.adapters), "")
     table.add_row("left for the KV cache", gib(memory.cache), f"{memory.bytes_per_token / 1024:,.1f} KiB per token")
     console.print(table)
     if not memory.fits:

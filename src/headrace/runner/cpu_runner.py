@@ -17,6 +17,7 @@ from headrace.kernels import ops
 from headrace.kernels.layout import StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
+from headrace.models.weights.adapter_files import Adapter, read_adapter
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.draft_model import DraftModel, Proposer
 from headrace.runner.host_blocks import HostBlocks
@@ -59,8 +60,13 @@ class CpuRunner:
         self._decoder = decoder
         self._device = device
         self._slots = DeviceSlots(
-            num_slots=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
+            num_slots=shape.max_num_seqs,
+            max_model_len=shape.max_model_len,
+            block_size=shape.block_size,
+            device=device,
+            max_loras=0 if shape.adapters is None else shape.adapters.max_loras,
         )
+        self._adapters = shape.adapters
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
         self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
@@ -93,6 +99,13 @@ class CpuRunner:
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function on the device's thread, after the submitted steps."""
         return self._stream.submit(function).result()
+
+    def read_adapter(self, path: str) -> Adapter:
+        assert self._adapters is not None
+        return read_adapter(path, self._decoder, max_rank=self._adapters.max_rank)
+
+    def write_adapter(self, index: int, adapter: Adapter) -> None:
+        self.call(lambda: adapter.write(index))
 
     def use_ranges(self, ranges: Ranges | None) -> None:
         """Put named ranges around steps, their parts and each operation; None: no more."""

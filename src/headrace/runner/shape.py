@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.adapters import AdapterLimits
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,4 +24,5 @@ class RunnerShape:
     max_draft_seqs: int = 0  # of a step that verifies drafts; 0: none does
     max_draft_rows: int = 0  # the same in rows
     num_host_blocks: int = 0  # places of the host tier; 0: there is none
+    adapters: AdapterLimits | None = None  # what the model's tables of adapters have room for; None: it has none
     step_bytes: int = 0  # memory of a step beside weights and KV cache; reserved at start on a GPU

@@ -5,14 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.kernels.layout import StepLayout
+from headrace.kernels.layout import AdapterRows, StepLayout
 from headrace.steps import StepPlan, TableWrites
 
 
 class DeviceSlots:
     """Owns the columns that every model needs, indexed by slot; the sampler owns those of sampling."""
 
-    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device, max_loras: int = 0
+    ) -> None:
+        self._max_loras = max_loras
         max_blocks = -(-max_model_len // block_size)
         self._block_size = block_size
         # Untouched memory costs nothing on the CPU, so tokens has the full width from the start.
@@ -21,6 +24,7 @@ class DeviceSlots:
         self.computed = torch.zeros(num_slots, dtype=torch.int64, device=device)  # leading ones in the KV cache
         self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=device)
         self.is_finished = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.adapters = torch.zeros(num_slots, dtype=torch.int32, device=device)  # see `SlotEntry.adapter`
 
     def write(self, plan: StepPlan) -> None:
         """Apply the plan's changes."""
@@ -30,6 +34,7 @@ class DeviceSlots:
             self.lens[slot] = num_tokens
             self.computed[slot] = entry.num_computed
             self.is_finished[slot] = False
+            self.adapters[slot] = entry.adapter
         if plan.table_writes is not None:
             self._write_tables(plan.table_writes)
 
@@ -61,8 +66,14 @@ class DeviceSlots:
             block_tables=self.block_tables,
             max_query_len=int(num_tokens.max()),
             max_context_len=int(context_lens.max()),
+            adapters=self._adapter_rows(slots, token_slots),
         )
         return self.tokens[token_slots, positions], layout
+
+    def _adapter_rows(self, slots: Tensor, token_slots: Tensor) -> AdapterRows | None:
+        if not self._max_loras or not self.adapters[slots].any():
+            return None
+        return AdapterRows.of(self.adapters[token_slots], self._max_loras)
 
     def put_next(self, slots: Tensor, tokens: Tensor) -> None:
         """Write the token that each slot computes next."""

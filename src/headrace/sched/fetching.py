@@ -39,5 +39,5 @@ class Fetching:
         deadline, token_ids = self._clock() + MAX_WAIT_S, self._placement.reusable_tokens(sequence)
         if token_ids is None or sequence.parent is not None:
             return Fetch(deadline)
-        hit = self._tables.find_prefix(token_ids, sequence.request.cache_salt)
+        hit = self._tables.find_prefix(token_ids, sequence.salt)
         return self._tables.fetch(hit, token_ids, deadline=deadline)

@@ -118,7 +118,7 @@ class Placement:
         return PrefixHit(tuple(source.blocks[: self._tables.num_blocks_for(sequence.prompt_len)]), source.last_entry)
 
     def _hit_of_prompt(self, sequence: Sequence, builder: PlanBuilder) -> PrefixHit:
-        token_ids, salt = self.reusable_tokens(sequence), sequence.request.cache_salt
+        token_ids, salt = self.reusable_tokens(sequence), sequence.salt
         if token_ids is None:
             return PrefixHit((), salt or "")
         hit = self._tables.find_prefix(token_ids, salt)

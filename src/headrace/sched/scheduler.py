@@ -7,7 +7,7 @@ a preemption), then starts waiting ones, within one token budget.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
@@ -42,6 +42,7 @@ from headrace.steps import (
     BoolArray,
     Drafts,
     IntArray,
+    LoadedAdapter,
     ReadoutResult,
     SlotEntry,
     StepPlan,
@@ -108,6 +109,7 @@ class Scheduler:
         self._clock = clock
         self._num_arrived = 0
         self._num_waiting = 0
+        self.waiting_adapters: Counter[int] = Counter()  # waiting sequences of each adapter, by index
         self._next_step = 0
         self._last_plan: StepPlan | None = None
 
@@ -137,7 +139,14 @@ class Scheduler:
             num_host_blocks_used=0 if tiers is None else tiers.num_places_used,
         )
 
-    def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
+    def add(
+        self,
+        request: Request,
+        *,
+        seeds: tuple[int, ...],
+        stop_token_ids: tuple[int, ...],
+        adapter: LoadedAdapter | None = None,
+    ) -> None:
         """Queue a request, or refuse it if it could never run. `seeds` has one seed for each of its sequences."""
         self.limits.check(request)  # again, as a request past these bounds would corrupt the block tables
         if request.request_id in self._requests:
@@ -148,12 +157,14 @@ class Scheduler:
             stop_token_ids=stop_token_ids,
             end_len=self.limits.end_len(request),
             first_arrival=self._num_arrived + 1,
+            adapter=adapter,
         )
         self._num_arrived += len(sequences)
         parent = sequences[0]
         self._requests[request.request_id] = list(sequences)
         self._pace.added(len(sequences), prompt_len=len(request.prompt_token_ids), is_background=request.is_background)
-        self._num_waiting += len(sequences)
+        for sequence in sequences:
+            self._count_waiting(sequence, 1)
         self._queue.push(parent)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
@@ -399,7 +410,7 @@ class Scheduler:
             else:
                 self._queue.pop()
             sequence.state = State.RUNNING
-            self._num_waiting -= 1
+            self._count_waiting(sequence, -1)
             if self._comes_later(sequence, builder) or not self._compute_chunk(sequence, builder):
                 self._prefilling.append(sequence)
 
@@ -457,6 +468,7 @@ class Scheduler:
             stop_token_ids=sequence.stop_token_ids,
             num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
             second_start=None if sequence.request.readout is None else sequence.request.readout.second_start,
+            adapter=sequence.adapter_entry,
         )
 
     # ---- leaving
@@ -471,7 +483,7 @@ class Scheduler:
         self._leave_slot(sequence)
         sequence.readout_results = []
         sequence.state = State.WAITING
-        self._num_waiting += 1
+        self._count_waiting(sequence, 1)
         self._queue.push(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> SequenceEvent:
@@ -481,7 +493,7 @@ class Scheduler:
         if sequence.state is State.RUNNING:
             self._leave_slot(sequence)
         else:
-            self._num_waiting -= 1
+            self._count_waiting(sequence, -1)
         self._release_siblings(sequence)
         sequence.state = State.FINISHED
         self._pace.ended(self._clock(), is_background=sequence.request.is_background)
@@ -614,6 +626,11 @@ class Scheduler:
         stats.max_blocks_held = max(stats.max_blocks_held, num_held)
         stats.sum_blocks_held += num_held
         stats.sum_unused_positions += self.slots.num_unused_positions()
+
+    def _count_waiting(self, sequence: Sequence, change: int) -> None:
+        self._num_waiting += change
+        if sequence.adapter is not None:
+            self.waiting_adapters[sequence.adapter.index] += change
 
     def _count_start(self, sequence: Sequence, placed: Placed) -> None:
         stats, num_cached = self._stats, placed.num_cached

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from headrace.kv import BlockTable, Fetch
-from headrace.steps import ReadoutResult
+from headrace.kv import BlockTable, Fetch, Salt
+from headrace.steps import LoadedAdapter, ReadoutResult
 from headrace.types import NUM_DEVICE_STOPS, Request, SequenceTiming, TokenIds, TokenLogprobs
 
 
@@ -41,11 +41,23 @@ class Sequence:
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the tokens computed so far; None once delivered
+    adapter: LoadedAdapter | None = None
     readout_results: list[ReadoutResult] = field(default_factory=list)  # of its prompt so far, since it last got a slot
 
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def salt(self) -> Salt | None:
+        """Prompts share cached blocks only under the same salt: keys and values depend on the adapter."""
+        given = self.request.cache_salt
+        return given if self.adapter is None else (self.adapter.number, given or "")
+
+    @property
+    def adapter_entry(self) -> int:
+        """See `SlotEntry.adapter`."""
+        return 0 if self.adapter is None else self.adapter.index + 1
 
     @property
     def has_more_stops(self) -> bool:
@@ -78,7 +90,13 @@ class Sequence:
 
 
 def sequences_of(
-    request: Request, seeds: tuple[int, ...], *, stop_token_ids: tuple[int, ...], end_len: int, first_arrival: int
+    request: Request,
+    seeds: tuple[int, ...],
+    *,
+    stop_token_ids: tuple[int, ...],
+    end_len: int,
+    first_arrival: int,
+    adapter: LoadedAdapter | None = None,
 ) -> list[Sequence]:
     """The sequences of a request, one for each seed; the first is the parent of the others."""
     sequences: list[Sequence] = []
@@ -94,6 +112,7 @@ def sequences_of(
                 stop_token_ids=stop_token_ids,
                 token_ids=request.prompt_token_ids,
                 parent=parent,
+                adapter=adapter,
                 logprobs=[] if request.params.uses_logprobs else None,
                 prompt_logprobs=None if request.params.prompt_logprobs is None or parent is not None else [None],
             )

@@ -52,6 +52,7 @@ class SlotTable:
         self.is_watched = np.zeros(num_slots, np.bool_)  # its next token is delivered at once
         self.priority = np.zeros(num_slots, np.int64)
         self.is_background = np.zeros(num_slots, np.bool_)  # see Request
+        self.adapter = np.zeros(num_slots, np.int64)  # see SlotEntry
         self.with_more_stops: set[int] = set()  # slots whose stop ids the device does not know all of
         self._is_decoding = np.zeros(num_slots, np.bool_)
         self._decoding: IntArray | None = None
@@ -65,6 +66,10 @@ class SlotTable:
     @property
     def num_running(self) -> int:
         return len(self.sequences) - len(self._free)
+
+    def running_adapters(self) -> list[int]:
+        """The indexes of the adapters that running sequences use."""
+        return [index - 1 for index in np.unique(self.adapter).tolist() if index]
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence is not None]
@@ -111,6 +116,7 @@ class SlotTable:
         self.is_watched[slot] = sequence.delivers_next_token
         self.priority[slot] = sequence.request.priority
         self.is_background[slot] = sequence.request.is_background
+        self.adapter[slot] = sequence.adapter_entry
         if sequence.has_more_stops:
             self.with_more_stops.add(slot)
         return slot
@@ -119,6 +125,7 @@ class SlotTable:
         self.sequences[slot] = None
         self.with_more_stops.discard(slot)
         self.since[slot] = NEVER
+        self.adapter[slot] = 0
         self.total[slot] = self.capacity[slot] = 0
         if self._is_decoding[slot]:
             self._is_decoding[slot] = False

@@ -70,6 +70,7 @@ def serve(
 ) -> int:
     """Serve until a signal. Bad settings are refused before the model is loaded. `on_ready` is awaited when the engine
     is ready, before connections are accepted. `terminal` shows the stage of the start that runs."""
+    _check_adapter_names(config, options)
     keys = Keys(options, print_line=print_line, secret=_salt_secret(config))
     check_tls(options)
     _refuse_sleep_on_nodes(config, options)
@@ -110,6 +111,12 @@ def _salt_secret(config: EngineConfig) -> bytes | None:
         return salt_secret(Path(config.kv_offload_path).expanduser())
     except OSError as error:
         raise ConfigError(f"kv_offload_path={config.kv_offload_path!r} cannot be used: {error}") from error
+
+
+def _check_adapter_names(config: EngineConfig, options: ServerOptions) -> None:
+    taken = set(config.adapter_paths).intersection(options.model_names or (config.model,))
+    if taken:
+        raise ConfigError(f"lora_modules: {taken.pop()!r} is the name of the model; choose another one for the adapter")
 
 
 def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:

@@ -143,8 +143,16 @@ class Services:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All names that requests may use; answers have the first."""
+        """All names of the model itself that requests may use; answers have the first."""
         return (self.model_name, *self.options.model_names[1:])
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """The adapter that a request's `model` names; None: it is the model itself."""
+        return name if name in self.engine.adapters else None
+
+    def answering(self, name: str | None) -> str:
+        """The `model` of the answer to a request for this one."""
+        return self.adapter_of(name) or self.model_name
 
     def observe_engine(self) -> bool:
         """Bring the metrics up to date: counters and restarts of the engines, and the state of the queue.

@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     readout: Readout | None = None  # if set, nothing is sampled and `params` is not used
     seed: int | None = None  # used if `params` has none: many requests may share `params`
     shares_blocks: bool = False  # with other such requests of its salt, even without prefix caching
+    adapter: str | None = None  # the name of a loaded LoRA adapter; None: the model itself
 
     @property
     def is_background(self) -> bool:

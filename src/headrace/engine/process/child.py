@@ -123,6 +123,11 @@ class EngineChild:
                 loop.start_profile(command.options).add_done_callback(self._answer_of(command.number))
             elif isinstance(command, wire.StopProfile):
                 loop.stop_profile().add_done_callback(self._answer_of(command.number))
+            elif isinstance(command, wire.LoadAdapter):
+                loading = loop.load_adapter(command.name, command.path, replaces=command.replaces)
+                loading.add_done_callback(self._adapter_answer_of(command.number))
+            elif isinstance(command, wire.UnloadAdapter):
+                loop.unload_adapter(command.name).add_done_callback(self._adapter_answer_of(command.number))
             else:
                 _dispatch(loop, command)
         except EngineDeadError:
@@ -135,12 +140,22 @@ class EngineChild:
                 answer = wire.Profiled(number, done.result(), None)
             else:
                 answer = wire.Profiled(number, None, str(error), getattr(error, "is_conflict", False))
-            try:
-                self._channel.send(wire.encode(answer))
-            except OSError:
-                pass  # the front has gone
+            self._send_answer(answer)
 
         return send
+
+    def _adapter_answer_of(self, number: int) -> Callable[[Future[None]], None]:
+        def send(done: Future[None]) -> None:
+            error = done.exception()
+            self._send_answer(wire.AdapterAnswer(number, None if error is None else str(error)))
+
+        return send
+
+    def _send_answer(self, answer: wire.EngineMessage) -> None:
+        try:
+            self._channel.send(wire.encode(answer))
+        except OSError:
+            pass  # the front has gone
 
     def _send_heartbeat(self) -> None:
         loop = self._loop

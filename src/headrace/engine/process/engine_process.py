@@ -29,7 +29,7 @@ from headrace.engine.forks import end_in_forks
 from headrace.engine.process import wire
 from headrace.engine.process.channel import Channel, FrameChannel
 from headrace.engine.profiler import ProfileOptions
-from headrace.errors import EngineDeadError, HeadraceError, ProfilerError, RequestError
+from headrace.errors import AdapterError, EngineDeadError, HeadraceError, ProfilerError, RequestError
 from headrace.sched import SchedulerStats
 from headrace.startup import Report
 from headrace.types import Request, SequenceEvent
@@ -76,8 +76,8 @@ class EngineProcess:
         self._ready: wire.Ready | None = None
         self._failure: HeadraceError | None = None
         self._stats = EngineStats(SchedulerStats(), 0.0, 0.0)
-        self._profile_numbers = count()
-        self._profiles: dict[int, Future[dict[str, Any]]] = {}  # commands that are not answered yet
+        self._numbers = count()
+        self._unanswered: dict[int, Future[Any]] = {}  # by the numbers of their commands
         self._is_closing = False
         self._is_forked = False  # this is a copy of it, in a child of the process that owns it
         self._has_started = threading.Event()  # the process runs, or could not be started
@@ -142,27 +142,33 @@ class EngineProcess:
         self._send(wire.ForgetPrefixes())
 
     def start_profile(self, options: ProfileOptions) -> Future[dict[str, Any]]:
-        return self._ask_profiler(lambda number: wire.StartProfile(number, options))
+        return self._ask(lambda number: wire.StartProfile(number, options))
 
     def stop_profile(self) -> Future[dict[str, Any]]:
-        return self._ask_profiler(wire.StopProfile)
+        return self._ask(wire.StopProfile)
 
-    def _ask_profiler(self, command: Callable[[int], wire.Command]) -> Future[dict[str, Any]]:
-        number = next(self._profile_numbers)
-        answer: Future[dict[str, Any]] = Future()
-        self._profiles[number] = answer
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]:
+        return self._ask(lambda number: wire.LoadAdapter(number, name, path, replaces))
+
+    def unload_adapter(self, name: str) -> Future[None]:
+        return self._ask(lambda number: wire.UnloadAdapter(number, name))
+
+    def _ask(self, command: Callable[[int], wire.Command]) -> Future[Any]:
+        number = next(self._numbers)
+        answer: Future[Any] = Future()
+        self._unanswered[number] = answer
         try:
             self._send(command(number))
         except EngineDeadError:
-            self._profiles.pop(number, None)
+            self._unanswered.pop(number, None)
             raise
         if self._failure is not None:  # it ended just now, perhaps after the last look at the commands
-            self._fail_profiles()
+            self._fail_unanswered()
         return answer
 
-    def _fail_profiles(self) -> None:
-        while self._profiles:
-            _, answer = self._profiles.popitem()
+    def _fail_unanswered(self) -> None:
+        while self._unanswered:
+            _, answer = self._unanswered.popitem()
             answer.set_exception(EngineDeadError(f"the engine has stopped: {self._failure}"))
 
     def close(self) -> None:
@@ -270,8 +276,8 @@ class EngineProcess:
                 case wire.Heartbeat(num_finished_steps=num_steps, has_work=has_work):
                     before = self.health
                     self.health = ProcessHealth(before.num_frames, before.num_heartbeats + 1, num_steps, has_work)
-                case wire.Profiled() as profiled:
-                    self._answer(profiled)
+                case wire.Profiled() | wire.AdapterAnswer() as answered:
+                    self._answer(answered)
                 case wire.Stage(stage=stage):
                     self._report(stage)
                 case wire.Ready() as ready:
@@ -282,21 +288,26 @@ class EngineProcess:
         if events:
             self._deliver(events)
 
-    def _answer(self, profiled: wire.Profiled) -> None:
-        answer = self._profiles.pop(profiled.number, None)
+    def _answer(self, answered: wire.Profiled | wire.AdapterAnswer) -> None:
+        answer = self._unanswered.pop(answered.number, None)
         if answer is None:
             return
-        if profiled.result is not None:
-            answer.set_result(profiled.result)
+        if isinstance(answered, wire.AdapterAnswer):
+            if answered.error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(AdapterError(answered.error))
+        elif answered.result is not None:
+            answer.set_result(answered.result)
         else:
-            answer.set_exception(ProfilerError(profiled.error or "no reason", is_conflict=profiled.is_conflict))
+            answer.set_exception(ProfilerError(answered.error or "no reason", is_conflict=answered.is_conflict))
 
     def _end(self) -> None:
         self._channel.hang_up()
         ended = self._wait_for_exit()
         self._failure = self._failure or (EngineDeadError("it was closed") if self._is_closing else ended)
         self._channel.close()
-        self._fail_profiles()
+        self._fail_unanswered()
         self._has_started.set()
         self._can_run.set()
         if self._ready is not None and not self._is_closing:

@@ -24,7 +24,7 @@ from headrace.engine.process.health_check import HealthCheck
 from headrace.engine.process.wire import Ready
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.restart_policy import SUPERVISOR_RESTARTS, RestartCounter, RestartPolicy
-from headrace.errors import ConfigError, EngineDeadError, HeadraceError
+from headrace.errors import AdapterError, ConfigError, EngineDeadError, HeadraceError
 from headrace.startup import Report
 from headrace.types import Request
 
@@ -100,6 +100,7 @@ class EngineSupervisor:
         self._num_restarts = 0
         self._starts = RestartCounter(rules.restarts, rules.clock)
         self._max_running: int | None = None
+        self._adapters: dict[str, str] = {}  # that are loaded: the path of each by name
         self._closing = threading.Event()
         self._is_asleep = False
         self._sleep_lock = threading.Lock()  # one change between asleep and awake at a time
@@ -142,6 +143,12 @@ class EngineSupervisor:
     def wait_until_ready(self) -> Ready:
         """The first start. An error is raised to the caller; there is no second attempt."""
         ready = self._process.wait_until_ready()
+        assert self._config is not None
+        self._adapters = self._config.adapter_paths
+        if ready.settings.adapters is not None:
+            # Later ones load them one by one: one that cannot be read any more must not stop the others.
+            max_loras = ready.settings.adapters.max_loras
+            self._config = replace(self._config, enable_lora=True, lora_modules=None, max_loras=max_loras)
         self._phase = "ready"
         self._start_supervising()
         return ready
@@ -205,6 +212,24 @@ class EngineSupervisor:
     def stop_profile(self) -> Future[dict[str, Any]]:
         self._refuse_unless_ready()
         return self._process.stop_profile()
+
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]:
+        self._refuse_unless_ready()
+        loading = self._process.load_adapter(name, path, replaces=replaces)
+        loading.add_done_callback(lambda done: self._remember_adapter(done, name, path))
+        return loading
+
+    def unload_adapter(self, name: str) -> Future[None]:
+        self._refuse_unless_ready()
+        unloading = self._process.unload_adapter(name)
+        unloading.add_done_callback(lambda done: self._remember_adapter(done, name, None))
+        return unloading
+
+    def _remember_adapter(self, done: Future[None], name: str, path: str | None) -> None:
+        """The next process gets what this one has loaded."""
+        if done.exception() is None:
+            self._adapters.pop(name, None)
+            self._adapters |= {} if path is None else {name: path}
 
     def close(self) -> None:
         with self._swap:
@@ -297,6 +322,11 @@ class EngineSupervisor:
         self._process.start(self._config)
         self._process.wait_until_ready()
         self._process.limit_running(self._max_running)
+        for name, path in self._adapters.items():
+            try:
+                self._process.load_adapter(name, path).result()
+            except AdapterError as error:
+                _log.error("%s has lost the adapter %s: %s", self._name, name, error)
         self._failure, self._phase = None, "ready"
 
 

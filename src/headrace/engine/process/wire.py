@@ -1,7 +1,9 @@
 """The messages between a front and an engine in another process, as msgpack of known types: nothing is pickled.
 
-    front ─▶ engine   Start, then Submit, Abort, LimitRunning, ForgetPrefixes, StartProfile, StopProfile, at last Close
-    engine ─▶ front   Stages, Ready, then a Step for each step with events, Heartbeats, Profiled; or Failed
+    front ─▶ engine   Start, then Submit, Abort, LimitRunning, ForgetPrefixes, StartProfile, StopProfile, LoadAdapter,
+                      UnloadAdapter, at last Close
+    engine ─▶ front   Stages, Ready, then a Step for each step with events, Heartbeats, Profiled, AdapterAnswers; or
+                      Failed
 
 Dataclasses are sent by their fields; both ends are the same version. Sampling parameters are built again from their
 fields with their constructor, so a part that it accepts as a mapping may arrive as one.
@@ -68,6 +70,18 @@ class StopProfile(_Message, frozen=True):
     number: int
 
 
+class LoadAdapter(_Message, frozen=True):
+    number: int
+    name: str
+    path: str
+    replaces: bool
+
+
+class UnloadAdapter(_Message, frozen=True):
+    number: int
+    name: str
+
+
 class Close(_Message, frozen=True):
     pass
 
@@ -115,8 +129,26 @@ class Profiled(_Message, frozen=True):
     is_conflict: bool = False  # see ProfilerError
 
 
-Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | StartProfile | StopProfile | Close
-EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Heartbeat | Profiled
+class AdapterAnswer(_Message, frozen=True):
+    """The answer to a command about an adapter."""
+
+    number: int
+    error: str | None = None  # why it was refused; None: it is done
+
+
+Command: TypeAlias = (
+    Start
+    | Submit
+    | Abort
+    | LimitRunning
+    | ForgetPrefixes
+    | StartProfile
+    | StopProfile
+    | LoadAdapter
+    | UnloadAdapter
+    | Close
+)
+EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Heartbeat | Profiled | AdapterAnswer
 
 
 def plain(value: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 
 from headrace.engine.prompts import Messages
-from headrace.errors import RequestError
+from headrace.errors import RequestError, nearest
 from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine
 from headrace.jobs.input.field_names import BodyNames, PlainNames
 from headrace.jobs.input.fields import (
@@ -75,6 +75,7 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     prompts: list[str | list[int]] | None = None  # instead of `prompt`, if the line has several
     pooled: PooledFields | None = None  # the prompts are embedded or scored; `params` is not used
     tool_request: ChatRequest | None = None  # if it has tools, which `LinePreparer` reads: they need the tokenizer
+    adapter: str | None = None  # None: the model itself
 
     @property
     def question(self) -> str:
@@ -103,8 +104,11 @@ class LineParser:
         template: LineTemplate | None = None,
         overrides: Mapping[str, Any] | None = None,
         is_redone: Callable[[int], bool] = lambda index: False,
+        adapters: Collection[str] = (),
     ) -> None:
-        """`overrides` replace the parameters of repeated lines, and of no others."""
+        """`overrides` replace the parameters of repeated lines, and of no others. `adapters`: names that `model` of a
+        line may have beside the model's own."""
+        self._adapters = adapters
         self._template = template
         self._seed = seed
         self._model_name = model_name
@@ -190,6 +194,7 @@ class LineParser:
                 _cache_salt(fields),
                 self._seed_of(line, params),
                 names.notes,
+                adapter=self._adapter_of(fields.get("model")) if self._adapters else None,
             )
         except RequestError as error:
             return BadLine(reply, error)
@@ -221,6 +226,9 @@ class LineParser:
             check_num_sequences(params, len(read.prompts))
         if endpoint == COMPLETIONS and not params.skip_special_tokens:
             reply = msgspec.structs.replace(reply, shows_special=True)
+        adapter = self._adapter_of(read.model)
+        if adapter is not None:
+            reply = msgspec.structs.replace(reply, adapter=adapter)
         return LineRequest(
             reply,
             params,
@@ -232,20 +240,23 @@ class LineParser:
             self._notes_on_model(read.model),
             read.prompts,
             tool_request=read.tool_request,
+            adapter=adapter,
         )
 
     def _parse_pooled(self, body: dict[str, Any], endpoint: Endpoint, reply: OpenAIReply) -> LineRequest:
         """Nothing is sampled: the job's defaults, seed and overrides have no effect."""
         read = read_pooled_body(body, endpoint)
         is_one = len(read.prompts) == 1 and read.fields.is_plain
+        adapter = self._adapter_of(read.model)
         return LineRequest(
-            msgspec.structs.replace(reply, shape=read.format),
+            msgspec.structs.replace(reply, shape=read.format, adapter=adapter),
             POOLING_PARAMS,
             read.prompts[0] if is_one else None,
             cache_salt=read.cache_salt,
             notes=self._notes_on_model(read.model),
             prompts=None if is_one else read.prompts,
             pooled=read.fields,
+            adapter=adapter,
         )
 
     def _parse_response(self, line: InputLine, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:
@@ -255,9 +266,9 @@ class LineParser:
         request = as_response(body)
         check_label("cache_salt", request.cache_salt)
         check_label("request_id", request.request_id)
-        tools = response_tools(request)
+        tools, adapter = response_tools(request), self._adapter_of(request.model)
         return LineRequest(
-            msgspec.structs.replace(reply, shape=ResponseFields.of(request, params)),
+            msgspec.structs.replace(reply, shape=ResponseFields.of(request, params), adapter=adapter),
             params,
             None,
             as_messages(request),
@@ -266,6 +277,7 @@ class LineParser:
             self._seed_of(line, params),
             self._notes_on_model(request.model),
             tool_request=tools if tools.tools else None,
+            adapter=adapter,
         )
 
     def _params(
@@ -280,8 +292,22 @@ class LineParser:
         """Derived from the line's index, so that the answer does not depend on what ran before."""
         return None if params.seed is not None else sequence_seed(self._seed, line.index + 1)
 
+    def _adapter_of(self, asked: object) -> str | None:
+        """The adapter that a line's `model` names. In a job with adapters a name that is none of them is refused: it
+        may be a misspelt one."""
+        if not self._adapters or asked is None or asked == self._model_name:
+            return None
+        if not isinstance(asked, str) or asked not in self._adapters:
+            raise RequestError(
+                f"there is no model or adapter {asked!r}{nearest(str(asked), self._adapters)}; the job has adapters "
+                f"{', '.join(self._adapters)}, and {self._model_name!r} or no name is the model itself",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:
-        if asked is None or asked == self._model_name:
+        if asked is None or asked == self._model_name or asked in self._adapters:
             return ()
         return (f"model {asked!r} was asked for, {self._model_name!r} answered",)
 

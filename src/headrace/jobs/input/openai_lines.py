@@ -6,6 +6,7 @@ Bodies and completion objects are those of the server (`headrace.openai`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
@@ -245,6 +246,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     other_id: bytes = b""  # a custom_id that is not text, as JSON: refused, and written to the error line as given
     shape: Shape | None = None  # None: a completion object with plain text
     shows_special: bool = False  # a completion whose text has special tokens: they count in `text_offset`
+    adapter: str | None = None  # the `model` of the answer; None: the job's
 
     def with_format(self, format: AnswerFormat | None) -> OpenAIReply:
         """The same with how the parts of the answer are found."""
@@ -254,6 +256,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
         own_id = b"%b-%d" % (facts.job_id_text, self.index)
+        facts = facts if self.adapter is None else replace(facts, model_name=self.adapter)
         if self.shape is None:
             body = self._completion(output, facts, own_id)
         else:

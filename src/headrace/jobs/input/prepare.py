@@ -59,6 +59,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     question: str | None = None  # shown beside an answer; set for the first lines only
     num_text_bytes: int = 0  # of the prompt, if it was text
     parts: LineParts | None = None  # None: one prompt to continue
+    adapter: str | None = None  # None: the model itself
 
     @property
     def token_ids(self) -> TokenIds:
@@ -259,6 +260,7 @@ class LinePreparer:
             question,
             num_text_bytes,
             parts,
+            request.adapter,
         )
 
 

@@ -76,9 +76,16 @@ class Setup(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     parser_names: ParserNames = AUTOMATIC
     pooler: PoolerSpec | None = None
+    adapters: tuple[str, ...] = ()
 
     def preparer(self) -> LinePreparer:
-        parser = LineParser(self.defaults, seed=self.seed, model_name=self.model_name, template=self.template)
+        parser = LineParser(
+            self.defaults,
+            seed=self.seed,
+            model_name=self.model_name,
+            template=self.template,
+            adapters=self.adapters,
+        )
         tokenizer = None if self.tokenizer is None else self.tokenizer.restored()
         prompts = PromptReader(tokenizer, self.vocab_size, max_model_len=self.max_model_len)
         return LinePreparer(parser, prompts, self.parser_names, pooler=self.pooler)
@@ -94,6 +101,7 @@ class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     question: str | None
     num_text_bytes: int
     parts: LineParts | None
+    adapter: str | None
 
 
 class _BadLine(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
@@ -160,6 +168,7 @@ class ItemWriter:
                     item.question,
                     item.num_text_bytes,
                     item.parts,
+                    item.adapter,
                 )
             )
         return _encode(batch)
@@ -190,6 +199,7 @@ class ItemReader:
                 item.question,
                 item.num_text_bytes,
                 item.parts,
+                item.adapter,
             )
             if type(item) is _Work
             else _bad_line(item)

@@ -22,6 +22,8 @@ from headrace.types import SamplingParams
 KEPT_TOKENS = 2_000_000  # prompts included: about 50 MB if prompts and answers are short
 MAX_KINDS = 65_536
 
+_Under = tuple[str | None, str | None]  # the salt and the adapter of a request
+
 _shaping_values = attrgetter(
     *(field.name for field in dataclasses.fields(SamplingParams) if field.name not in ("seed", "logit_bias"))
 )
@@ -33,23 +35,24 @@ class RequestKeys:
     def __init__(self) -> None:
         self._kinds: dict[Any, int] = {}  # sampling parameters to a number that is never reused
         self._num_kinds = 0
-        self._last: tuple[SamplingParams, str | None, bytes] | None = None  # most lines are like the one before
+        self._last: tuple[SamplingParams, _Under, bytes] | None = None  # most lines are like the one before
 
     def key_of(self, work: Work) -> bytes | None:
         """Equal for equal requests; None if the line is sampled with a seed of its own."""
         if work.seed is not None:
             return None
+        under = (work.cache_salt, work.adapter)
         if work.parts is not None:
-            return work.tokens + self._ending(work.params, work.cache_salt, work.parts)
+            return work.tokens + self._ending(work.params, under, work.parts)
         last = self._last
-        if last is None or last[0] is not work.params or last[1] != work.cache_salt:
-            last = self._last = (work.params, work.cache_salt, self._ending(work.params, work.cache_salt))
+        if last is None or last[0] is not work.params or last[1] != under:
+            last = self._last = (work.params, under, self._ending(work.params, under))
         return work.tokens + last[2]
 
-    def _ending(self, params: SamplingParams, salt: str | None, parts: LineParts | None = None) -> bytes:
+    def _ending(self, params: SamplingParams, under: _Under, parts: LineParts | None = None) -> bytes:
         """The parameters as 8 bytes: the length is fixed, so tokens cannot be mistaken for a part of it."""
         seed = None if params.is_greedy else params.seed
-        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, salt, parts)
+        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, under, parts)
         kind = self._kinds.get(values)
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:  # kinds seen again get a new number, never one of another kind
@@ -68,6 +71,8 @@ def digest_of(work: Work) -> str | None:
     values: list[Any] = [_shaping_values(params), sorted((params.logit_bias or {}).items()), seed, work.cache_salt]
     if work.parts is not None:
         values.append(work.parts)
+    if work.adapter is not None:
+        values.append({"adapter": work.adapter})
     ending = msgspec.json.encode([len(work.tokens), values], order="deterministic")
     return blake2b(work.tokens + ending, digest_size=16).hexdigest()
 

@@ -25,14 +25,19 @@ class Pending(Leaf, eq=False, gc=False, kw_only=True):
         prompt_len = len(line.tokens) // TOKEN_BYTES if parts is None else min(parts.prompt_lens)
         room = max(1, limits.max_model_len - prompt_len)
         if parts is not None and parts.is_pooled:
-            return cls(tokens=line.tokens, salt=line.cache_salt, line=line, limit=0, is_exact=True)
+            return cls(tokens=line.tokens, salt=_salt(line), line=line, limit=0, is_exact=True)
         return cls(
             tokens=line.tokens,
-            salt=line.cache_salt,
+            salt=_salt(line),
             line=line,
             limit=room if params.max_tokens is None else min(room, params.max_tokens),
             is_exact=params.ignore_eos and not params.stop and not params.stop_token_ids,
         )
+
+
+def _salt(line: Work) -> str | None:
+    """Lines share a prefix only under the same salt, and with the same adapter."""
+    return line.cache_salt if line.adapter is None else f"{line.adapter}\0{line.cache_salt or ''}"
 
 
 def kind_of(item: Pending) -> Kind:

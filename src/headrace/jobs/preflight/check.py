@@ -54,7 +54,13 @@ class _Check:
     def __init__(
         self, job: JobSpec, front: Front, report: CheckReport, report_problem: Callable[[Problem], None]
     ) -> None:
-        parser = LineParser(job.defaults, seed=job.config.seed, model_name=front.model_name, template=job.template)
+        parser = LineParser(
+            job.defaults,
+            seed=job.config.seed,
+            model_name=front.model_name,
+            template=job.template,
+            adapters=tuple(job.config.adapter_paths),
+        )
         max_model_len = front.checks.limits.max_model_len
         prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars, max_model_len=max_model_len)
         self._preparer = LinePreparer(parser, prompts, job.parser_names, pooler=front.spec.pooler)
@@ -117,7 +123,7 @@ class _Check:
 
 
 def _request(line: InputLine, work: Work) -> Request:
-    return Request(str(line.index), work.token_ids, work.params, cache_salt=work.cache_salt)
+    return Request(str(line.index), work.token_ids, work.params, cache_salt=work.cache_salt, adapter=work.adapter)
 
 
 def _free_bytes(output: str) -> int | None:

@@ -257,6 +257,12 @@ class DeadClient:
     def stop_profile(self) -> Future[dict[str, Any]]:
         raise EngineDeadError(f"the engine has stopped: {self.failure}")
 
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> Future[None]:
+        raise EngineDeadError(f"the engine has stopped: {self.failure}")
+
+    def unload_adapter(self, name: str) -> Future[None]:
+        raise EngineDeadError(f"the engine has stopped: {self.failure}")
+
     def close(self) -> None:
         pass
 

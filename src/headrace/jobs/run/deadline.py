@@ -100,7 +100,13 @@ def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
 
 
 def _unfinished(job: JobSpec, directory: JobDirectory) -> Iterator[BadLine]:
-    parser = LineParser(job.defaults, seed=job.config.seed, model_name=job.config.model, template=job.template)
+    parser = LineParser(
+        job.defaults,
+        seed=job.config.seed,
+        model_name=job.config.model,
+        template=job.template,
+        adapters=tuple(job.config.adapter_paths),
+    )
     with closing(job.open_input()) as source:
         for lines in directory.checked(source.read_batches(limit=job.limit, skip=directory.has_result)):
             for line in lines:

@@ -48,6 +48,7 @@ def _parser(job: JobSpec, model_name: str, directory: JobDirectory | None) -> Li
         template=job.template,
         overrides=job.overrides,
         is_redone=directory.redone.__contains__ if directory is not None else lambda index: False,
+        adapters=tuple(job.config.adapter_paths),
     )
 
 
@@ -66,6 +67,7 @@ def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProc
             max_model_len=max_model_len,
             parser_names=job.parser_names,
             pooler=pooler,
+            adapters=tuple(job.config.adapter_paths),
         )
 
     return PreparingProcess(setup, local)

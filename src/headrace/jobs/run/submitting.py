@@ -158,6 +158,7 @@ class Submitter:
             cache_salt=line.cache_salt,
             watched=bool(params.stop),
             seed=line.seed,
+            adapter=line.adapter,
         )
         try:
             worker.submit(request)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
 from headrace.config import EngineConfig
+from headrace.errors import JobError
 from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.spec import JobSpec
+from headrace.models.adapter_config import CONFIG, WEIGHTS
 from headrace.models.digests import digest_of_local_model, digest_of_tokenizer
 from headrace.openai.parser_names import AUTO
 
@@ -44,6 +46,7 @@ def fingerprint_of(job: JobSpec) -> dict[str, Any]:
     settings = {name: value for name, value in asdict(job.config).items() if name in _SETTINGS}
     sampling = {f"sampling.{name}": value for name, value in sorted(job.defaults.items())}
     files = {"model_files": _digest_of_model(job.config.model), **_contents(job.config)}
+    files |= {f"adapter.{name}": _digest_of_adapter(path) for name, path in job.config.adapter_paths.items()}
     return {**settings, **files, **_reading(job), **_parsing(job), **sampling}
 
 
@@ -99,6 +102,21 @@ def _digest_of_model(model: str) -> str | None:
         return None
     files = sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
     return _digest(b"".join(_summary(file) for file in files))
+
+
+def _digest_of_adapter(path: str) -> str:
+    """The contents of its two files, wherever they are."""
+    directory = Path(path).expanduser()
+    contents = [directory / CONFIG, directory / WEIGHTS]
+    try:
+        return _digest(b"".join(_digest_of_file(file) for file in contents))
+    except OSError as error:
+        raise JobError(f"the adapter in {directory} cannot be read: {error}") from error
+
+
+def _digest_of_file(path: Path) -> bytes:
+    with path.open("rb") as opened:
+        return file_digest(opened, "blake2b").digest()
 
 
 def _summary(file: Path) -> bytes:

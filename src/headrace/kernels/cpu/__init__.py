@@ -45,10 +45,12 @@ from headrace.kernels.reference import (  # noqa: E402
     route,
     soft_cap,
 )
+from headrace.kernels.reference_adapters import add_low_rank  # noqa: E402
 
 __all__ = [
     "PackedLinear",
     "add_layer_norm",
+    "add_low_rank",
     "add_rms_norm",
     "allocate_cache",
     "allocate_latent_cache",

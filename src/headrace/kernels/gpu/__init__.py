@@ -12,6 +12,7 @@
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
     few_experts.py          the same for a few tokens
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
+    adapters.py             low-rank products of adapters (LoRA), of several adapters at once
     causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
     fp8.py                  FP8 quantization and scaled GEMMs
     quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
@@ -42,6 +43,7 @@ from headrace.kernels.gpu.activation import (
     silu_and_mul_fp8,
     soft_cap,
 )
+from headrace.kernels.gpu.adapters import add_low_rank
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
 from headrace.kernels.gpu.bidirectional_attention import bidirectional_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
@@ -77,6 +79,7 @@ from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_and_mul,
 __all__ = [
     "add_layer_norm",
     "add_layer_norm_fp8",
+    "add_low_rank",
     "add_rms_norm",
     "add_rms_norm_fp8",
     "allocate_cache",

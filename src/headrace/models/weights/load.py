@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.adapters import AdapterLimits
 from headrace.config import Quantization
 from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Mesh
@@ -59,10 +60,12 @@ def load_decoder(
     group: TensorGroup | None = None,
     stages: StageLink | None = None,
     offload: Offload | None = None,
+    adapters: AdapterLimits | None = None,
 ) -> Decoder:
     """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
     `progress` is called with the bytes loaded so far, and their total. With a `group` or `stages`, only this rank's
-    part is read, and the decoder's spec has its sizes. `offload`: which layers stay in host memory."""
+    part is read, and the decoder's spec has its sizes. `offload`: which layers stay in host memory. `adapters`: room
+    for LoRA adapters; they are loaded later."""
     device = torch.device(device)
     source = weight_source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
@@ -79,7 +82,9 @@ def load_decoder(
         with source.file_reader.announcing(device):
             _modules(reader, spec, tables, scales)
     at_load = quantization if checkpoint.spec.quantization is None else None  # stored ones are read as they are
-    reader = WeightReader(source, shards, dtype, device, quantization=at_load, progress=progress, group=group)
+    reader = WeightReader(
+        source, shards, dtype, device, quantization=at_load, progress=progress, group=group, adapters=adapters
+    )
     modules = _modules(reader, spec, tables, scales, offload)
     norm = modules.norm
     decoder = Decoder(

@@ -9,10 +9,13 @@ import re
 import torch
 from torch import Tensor
 
+from headrace.adapters import AdapterLimits
 from headrace.config import Quantization
 from headrace.dist.collectives import TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.quantized import QuantizedWeight, kind_of, quantize
+from headrace.models.adapter_spec import is_adapted
+from headrace.models.adapters import AdaptedLinear, empty_weights
 from headrace.models.latent import rotary_order
 from headrace.models.layers import Norm
 from headrace.models.parallel import RowParallelLinear
@@ -42,7 +45,9 @@ class WeightReader:
         quantization: Quantization | None,
         progress: Progress,
         group: TensorGroup | None,
+        adapters: AdapterLimits | None = None,
     ) -> None:
+        self._adapters = adapters
         self.source = ShardedSource(source, shards)
         self.shards = shards
         self.group = group
@@ -64,6 +69,25 @@ class WeightReader:
 
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
+        packed = self._plain_linear(*names, has_bias=has_bias)
+        return packed if self._adapters is None or not is_adapted(names[0]) else self._adapted(packed, names)
+
+    def _adapted(self, packed: ops.PackedLinear, names: tuple[str, ...]) -> AdaptedLinear:
+        """Adds the tables of adapters to a layer."""
+        assert self._adapters is not None
+        stored = [f"{name}.weight" for name in names]
+        sizes = tuple(self.source.shape(name)[0] for name in stored)
+        weights = empty_weights(sizes, self.source.shape(stored[0])[1], self._adapters, self._dtype, self.device)
+        self.num_bytes += weights.down.nbytes + weights.up.nbytes
+        return AdaptedLinear(
+            packed,
+            names,
+            weights,
+            tuple(self._row_order_on_host(name, size) for name, size in zip(stored, sizes, strict=True)),
+            tuple(self._scales.get(_name_in_layer(name), 1.0) for name in stored),
+        )
+
+    def _plain_linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         weights = tuple(f"{name}.weight" for name in names)
         if self.device.type == "cuda" and not self._scales:
@@ -96,6 +120,10 @@ class WeightReader:
             return None
         order = torch.tensor(self._head_order, device=self.device)
         return (torch.arange(0, num_rows, len(order), device=self.device)[:, None] + order).flatten()
+
+    def _row_order_on_host(self, name: str, num_rows: int) -> Tensor | None:
+        order = self._row_order(name, num_rows)
+        return None if order is None else order.cpu()
 
     def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
         """Returns the GEMM of a matrix whose columns are divided over the ranks."""

@@ -3,6 +3,7 @@
     prepare ─▶ model ─▶ logits      ▏ sample ─▶ append              both read and write the slots on the GPU
     └──────── model graph ────────┘ ▏ └──── sampling graph ────┘
 
+With adapters there are graphs for steps in which a sequence has one, and others without the kernels of adapters.
 Sampling is a graph of its own, since sequences that use more than temperature, min_p, top_k, top_p and a seed are
 sampled outside of it. The sizes are chosen in `graph_sizes`.
 """
@@ -54,10 +55,17 @@ class DecodeGraphs:
     """Owns the graphs of all sizes, with and without prefix sharing."""
 
     def __init__(
-        self, max_num_seqs: int, *, enable_sharing: bool, max_draft_rows: int = 0, are_timed: bool = True
+        self,
+        max_num_seqs: int,
+        *,
+        enable_sharing: bool,
+        max_draft_rows: int = 0,
+        enable_adapters: bool = False,
+        are_timed: bool = True,
     ) -> None:
-        """`max_draft_rows`: of a step in which sequences have several rows each; prefixes are not shared in it.
-        `are_timed`: the fastest graph with room for a step is taken, else the smallest."""
+        """`max_draft_rows`: of a step in which sequences have several rows each; prefixes are not shared in it, nor in
+        steps with adapters. `are_timed`: the fastest graph with room for a step is taken, else the smallest."""
+        self._enable_adapters = enable_adapters
         max_rows = max(max_num_seqs, max_draft_rows)
         self.max_size = decode_graph_size(max_rows)
         # The largest first, so that the others fit into its memory.
@@ -69,17 +77,21 @@ class DecodeGraphs:
         self._sharing_sizes = sorted(sharing_sizes, reverse=True) if enable_sharing else []
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether prefixes are shared
         self._are_timed = are_timed
+        self._adapted: dict[int, DecodeGraph] = {}  # with adapters, by size
         self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph with room for it
 
-    def fitting(self, num_seqs: int, *, is_sharing: bool) -> DecodeGraph:
+    def fitting(self, num_seqs: int, *, is_sharing: bool, has_adapters: bool = False) -> DecodeGraph:
         """The graph for a decode step of `num_seqs` sequences."""
+        if has_adapters:
+            assert not is_sharing
+            return self._adapted[self._fast_sizes[decode_graph_size(num_seqs)]]
         if is_sharing:
             return self._graphs[sharing_graph_size(num_seqs, self._max_sharing_size), True]
         return self._graphs[self._fast_sizes[decode_graph_size(num_seqs)], False]
 
     @property
     def num_graphs(self) -> int:
-        return len(self._sizes) + len(self._sharing_sizes)
+        return len(self._sizes) * (1 + self._enable_adapters) + len(self._sharing_sizes)
 
     @torch.inference_mode()
     def warm_up(self, forward: Forward, sample: SampleStep | None, device: torch.device) -> None:
@@ -97,9 +109,15 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(
-        self, forward: Forward, sample: SampleStep | None, capture: Capture, captured: Callable[[], None]
+        self,
+        forward: Forward,
+        sample: SampleStep | None,
+        capture: Capture,
+        captured: Callable[[], None],
+        adapted: Forward | None = None,
     ) -> None:
-        """Capture every size. `captured` is called after each."""
+        """Capture every size. `captured` is called after each. `adapted`: a step with adapters, if they are enabled."""
+        assert (adapted is not None) == self._enable_adapters
         for size in self._sizes:
             self._graphs[size, False] = _captured(size, forward, sample, capture, is_sharing=False)
             captured()
@@ -107,6 +125,11 @@ class DecodeGraphs:
         for size in self._sharing_sizes:
             forward(size, is_sharing=True)  # compiles kernels
             self._graphs[size, True] = _captured(size, forward, sample, capture, is_sharing=True)
+            captured()
+        if adapted is None:
+            return
+        for size in self._sizes:
+            self._adapted[size] = _captured(size, adapted, sample, capture, is_sharing=False)
             captured()
 
     def _find_fast_sizes(self, capture: Capture) -> dict[int, int]:

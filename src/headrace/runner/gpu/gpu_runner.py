@@ -3,7 +3,7 @@
 - A decode step is two CUDA graph replays: the model, then sampling and appending, which leave in the slots all that the
   next step needs. The host sends only what changed.
 - A small step with prompts runs the model as a graph (`prefill_graphs`), then the head and sampling eagerly.
-- Any other step runs eagerly.
+- Any other step runs eagerly, as do steps with prompts and adapters.
 - A stage of a pipeline gets and sends the hidden states of a step around it; the last one samples.
 
 Tokens come back in pinned memory.
@@ -30,6 +30,7 @@ from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
+from headrace.models.weights.adapter_files import Adapter, read_adapter
 from headrace.runner.draft_model import Proposer
 from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
@@ -103,7 +104,10 @@ class GpuRunner:
             enable_sharing=self._shares_prefixes,
             max_draft_rows=shape.max_draft_rows,
             are_timed=decoder.stream is None,  # else all take as long as their copies
+            enable_adapters=shape.adapters is not None,
         )
+        self._slot_adapters = np.zeros(num_slots, np.int64)  # see `SlotEntry.adapter`
+        self._has_adapters = False  # a sequence of the last decode step has one
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
         self._offsets = torch.zeros(max_size, dtype=torch.int32, device=device) if shape.max_draft_rows else None
@@ -198,6 +202,13 @@ class GpuRunner:
         torch.cuda.synchronize(self._device)
         return function()
 
+    def read_adapter(self, path: str) -> Adapter:
+        assert self._shape.adapters is not None
+        return read_adapter(path, self._decoder, max_rank=self._shape.adapters.max_rank)
+
+    def write_adapter(self, index: int, adapter: Adapter) -> None:
+        adapter.write(index)  # on the stream of the submitted steps
+
     def use_ranges(self, ranges: Ranges | None) -> None:
         """Put named ranges around what a step launches; None: no more. Operations have none, since kernels are told
         apart by their names."""
@@ -254,6 +265,7 @@ class GpuRunner:
     def _enter(self, slot_entries: tuple[SlotEntry, ...]) -> None:
         for entry in slot_entries:
             self._next_positions[entry.slot] = entry.num_computed
+            self._slot_adapters[entry.slot] = entry.adapter
         if not self._decoder.is_last_stage:
             return
         for entry in slot_entries:
@@ -280,8 +292,9 @@ class GpuRunner:
         plan = replace(plan, slots=self._sorted_slots)
         self._next_positions[plan.slots] += 1
         if not plan.is_steady:
-            self._is_sharing = self._share_prefixes(plan, num_seqs, upload)
-        graph = self._decode_graphs.fitting(num_seqs, is_sharing=self._is_sharing)
+            self._has_adapters = bool(self._slot_adapters[plan.slots].any())
+            self._is_sharing = not self._has_adapters and self._share_prefixes(plan, num_seqs, upload)
+        graph = self._decode_graphs.fitting(num_seqs, is_sharing=self._is_sharing, has_adapters=self._has_adapters)
         if not plan.is_steady:
             numbers = self._slot_numbers[plan.step % _RESULTS_IN_FLIGHT, : graph.size]
             numbers.numpy()[:] = self._slots.padding_slot
@@ -304,7 +317,8 @@ class GpuRunner:
     def _verify(self, plan: StepPlan, drafts: Drafts, upload: Upload, masks: Masks | None) -> Ticket:
         """Run a step that verifies drafts."""
         assert self._draft_steps is not None
-        graph = self._decode_graphs.fitting(plan.num_batched_tokens, is_sharing=False)
+        has_adapters = bool(self._slot_adapters[plan.slots].any())
+        graph = self._decode_graphs.fitting(plan.num_batched_tokens, is_sharing=False, has_adapters=has_adapters)
         results, sampled = self._draft_steps.run(plan, drafts, graph, upload, masks)
         self._is_sharing = False
         self._unread = replace(self._ticket(plan, results, sampled.logprobs), num_rows=plan.num_tokens)
@@ -341,7 +355,7 @@ class GpuRunner:
             plan.slots[:num_decodes], block_size=self._shape.block_size, seqs_per_tile=self._seqs_per_tile
         )
 
-    def _forward_decode(self, size: int, *, is_sharing: bool) -> Tensor:
+    def _forward_decode(self, size: int, *, is_sharing: bool, has_adapters: bool = False) -> Tensor:
         slots, inputs = self._decode_slots[:size], self._inputs.first(size)
         slot_kernels.prepare_decode(
             slots,
@@ -367,6 +381,7 @@ class GpuRunner:
             num_decodes=size,
             splits=self._splits(size),
             shared=self._shared.first(size) if is_sharing else None,
+            adapters=self._slots.adapter_rows(slots) if has_adapters else None,
         )
         hidden = self._decoder.hidden(inputs.token_ids, layout, self._caches)
         return self._decoder.logits(hidden) if self._decoder.is_last_stage else hidden
@@ -389,9 +404,12 @@ class GpuRunner:
             self._prefill_graphs.capture(capture, padding_slot, captured)
             return
         self._decode_graphs.warm_up(self._forward_decode, sample, self._device)
+        adapted = None if self._shape.adapters is None else partial(self._forward_decode, has_adapters=True)
+        if adapted is not None:
+            self._decode_graphs.warm_up(adapted, None, self._device)
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
-        self._decode_graphs.capture(self._forward_decode, sample, capture, captured)
+        self._decode_graphs.capture(self._forward_decode, sample, capture, captured, adapted)
         if self._draft is not None:
             self._draft.capture(capture)
 
@@ -409,7 +427,9 @@ class GpuRunner:
         sampling = np.flatnonzero(plan.samples)
         ends = np.cumsum(plan.num_tokens)[sampling] - 1
         places = [upload.put(array) for array in (plan.slots, plan.num_tokens, ends, plan.slots[sampling])]
-        graph = None if spans or plan.readout_chunks else self._prefill_graph(plan, num_decodes)
+        has_adapters = bool(self._slot_adapters[plan.slots].any())
+        is_eager = bool(spans or plan.readout_chunks) or has_adapters
+        graph = None if is_eager else self._prefill_graph(plan, num_decodes)
         groups = None
         if graph is None or not self._has_small_contexts(plan.slots[:num_decodes]):
             groups = self._groups(plan, num_decodes)
@@ -420,7 +440,8 @@ class GpuRunner:
             outputs = StepOutputs(graph.run(upload.get(inputs))[upload.get(places[2]).long()])
         else:
             order = StepOrder(num_decodes, num_fresh, self._next_positions[plan.slots], groups)
-            layout, token_ids = self._layouts.of_step(plan, order, upload)
+            adapter_rows = self._slots.adapter_rows if has_adapters else None
+            layout, token_ids = self._layouts.of_step(plan, order, upload, adapter_rows)
             outputs = self._compute(plan, token_ids, layout, upload.get(places[2]).long(), ends, spans)
         slots, num_tokens, _, sampling_slots = (upload.get(place) for place in places)
         self._slots.advance(slots, num_tokens)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu import slots as slot_kernels
+from headrace.kernels.layout import AdapterRows
 from headrace.runner.gpu.upload import Upload
 from headrace.runner.shape import RunnerShape
 from headrace.steps import SlotEntry
@@ -30,6 +31,8 @@ class GpuSlots:
             (self.num_slots, self.max_blocks), shape.num_blocks, dtype=torch.int32, device=device
         )
         self.is_finished = torch.ones(self.num_slots, dtype=torch.bool, device=device)
+        self.adapters = torch.zeros(self.num_slots, dtype=torch.int32, device=device)  # see `SlotEntry.adapter`
+        self._max_loras = 0 if shape.adapters is None else shape.adapters.max_loras
 
     def put(self, slot_entries: tuple[SlotEntry, ...], upload: Upload) -> list[slice]:
         """Add slot entries to an upload; `enter` writes them once it is sent."""
@@ -44,10 +47,13 @@ class GpuSlots:
                 np.cumsum(lens) - lens,
             ]
         )
-        return [upload.put(columns), upload.put(np.concatenate([entry.token_ids for entry in slot_entries]))]
+        places = [upload.put(columns), upload.put(np.concatenate([entry.token_ids for entry in slot_entries]))]
+        if self._max_loras:
+            places.append(upload.put(np.array([entry.adapter for entry in slot_entries])))
+        return places
 
     def enter(self, slot_entries: tuple[SlotEntry, ...], places: list[slice], upload: Upload) -> None:
-        columns, prompts = (upload.get(place) for place in places)
+        columns, prompts, *adapters = (upload.get(place) for place in places)
         slot_kernels.enter_slot(
             columns.view(4, -1),
             prompts,
@@ -57,6 +63,12 @@ class GpuSlots:
             self.computed,
             self.is_finished,
         )
+        if adapters:
+            self.adapters[columns.view(4, -1)[0].long()] = adapters[0]
+
+    def adapter_rows(self, slots: Tensor) -> AdapterRows:
+        """Which rows of a step have which adapter, by the slot of each row."""
+        return AdapterRows.of(self.adapters[slots.long()], self._max_loras)
 
     def put_next(self, slots: Tensor, tokens: Tensor) -> None:
         """Write the token that each slot computes next, which a later stage of the pipeline has sampled."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu import flash
-from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
+from headrace.kernels.layout import AdapterRows, Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.context_gather import groups_of, is_gather_faster, max_gathered_tokens
 from headrace.runner.gpu.prefix_groups import PrefixGroups
@@ -77,8 +77,15 @@ class StepLayouts:
         )
         return layout, self._tokens[token_slots_long, positions]
 
-    def of_step(self, plan: StepPlan, order: StepOrder, upload: Upload) -> tuple[StepLayout, Tensor]:
-        """The same for a plan, with shared prefixes and gathered contexts."""
+    def of_step(
+        self,
+        plan: StepPlan,
+        order: StepOrder,
+        upload: Upload,
+        adapter_rows: Callable[[Tensor], AdapterRows] | None = None,
+    ) -> tuple[StepLayout, Tensor]:
+        """The same for a plan, with shared prefixes and gathered contexts. `adapter_rows`: the adapters of tokens by
+        their slots, if one of them has an adapter."""
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
         token_slots = np.repeat(plan.slots, plan.num_tokens)
         offsets = np.arange(len(token_slots)) - np.repeat(starts[:-1], plan.num_tokens)
@@ -102,6 +109,7 @@ class StepLayouts:
             num_fresh=num_fresh,
             num_fresh_tiles=num_fresh_tiles,
             gatherings=gatherings,
+            adapters=None if adapter_rows is None else adapter_rows(on_device[0]),
         )
         return layout, token_ids
 

@@ -46,7 +46,7 @@ def build_service(
     shared = _SharedEngine(engine, options, model_name)
     runner = BatchRunner(
         store,
-        config,
+        replace(config, lora_modules=None),  # lines of batches run with the model itself
         shared.start_for,
         model_name=model_name,
         other_names=options.model_names[1:],

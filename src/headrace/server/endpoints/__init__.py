@@ -5,7 +5,8 @@
   search), `deadline` (time limits), `pooled` (embeddings, classes and scores).
 - `response_events`, `background`, `stored_responses`: streamed responses, those without a client, and stored ones.
 - `files`, `batches`: the Batch API; see `headrace.server.batch`.
-- `sagemaker`: the routes that Amazon SageMaker calls. `sleep`: the engine's memory freed and taken again.
+- `sagemaker`: the routes that Amazon SageMaker calls. `sleep`: the engine's memory freed and taken again. `adapters`:
+  LoRA adapters loaded and unloaded.
 - `tokenize`, `models`, `status`, `server_info`, `alerts`, `dashboard`, `admin`, `profile`, `openapi`, `docs`: the
   others.
 
@@ -20,6 +21,7 @@ the test of docs/server.md are derived from the list.
 from __future__ import annotations
 
 from headrace.anthropic.schema import CountTokensRequest, MessagesRequest
+from headrace.openai.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from headrace.openai.schema.batches import BatchRequest
 from headrace.openai.schema.chat import ChatBatchRequest, ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
@@ -35,6 +37,7 @@ from headrace.openai.schema.profile import StartProfileRequest, StopProfileReque
 from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.endpoints import (
+    adapters,
     admin,
     alerts,
     batches,
@@ -239,8 +242,28 @@ ROUTES: tuple[Route, ...] = (
         handler=batches.cancel_batch,
         summary="Cancel a batch; finished requests are kept",
     ),
-    Route(path="/v1/models", method="GET", handler=models.list_models, summary="The model, as a list"),
-    Route(path="/v1/models/{model}", method="GET", handler=models.show_model, summary="The model"),
+    Route(path="/v1/models", method="GET", handler=models.list_models, summary="The model and its adapters, as a list"),
+    Route(
+        path="/v1/models/{model}", method="GET", handler=models.show_model, summary="The model, or one of its adapters"
+    ),
+    Route(
+        path="/v1/load_lora_adapter",
+        method="POST",
+        handler=adapters.load_adapter,
+        summary="Load a LoRA adapter",
+        body=LoadAdapterRequest,
+        is_control=True,
+        content_type="text/plain",
+    ),
+    Route(
+        path="/v1/unload_lora_adapter",
+        method="POST",
+        handler=adapters.unload_adapter,
+        summary="Unload a LoRA adapter; requests that run with it go on to their end",
+        body=UnloadAdapterRequest,
+        is_control=True,
+        content_type="text/plain",
+    ),
     Route(
         path="/tokenizer_info",
         method="GET",

@@ -91,6 +91,7 @@ async def search_beams(
                 priority=request.priority or 0,
                 cache_salt=cache_salt(exchange, request.cache_salt),
                 opened=relay.opened,
+                adapter=services.adapter_of(request.model),
             )
         answers = list(_answers(found, prompt, services, request))
         reason = answers[0].finish_reason or "stop"

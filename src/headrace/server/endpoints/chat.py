@@ -122,6 +122,7 @@ class ChatReply:
         self._services = services
         self._tokenizer: Tokenizer | None = services.engine.tokenizer
         self._created = int(time())
+        self._model_name = services.answering(request.model)
         self.echoed = _echoed(request)
         self._as_ids = names_tokens_by_id(services, request.return_tokens_as_token_ids)
 
@@ -130,7 +131,7 @@ class ChatReply:
             "id": self.id,
             "object": kind,
             "created": self._created,
-            "model": self._services.model_name,
+            "model": self._model_name,
             "system_fingerprint": None,
         }
 
@@ -161,7 +162,7 @@ class ChatReply:
             CHAT_OBJECT,
             encode(self.id)[1:-1],
             self._created,
-            encode(self._services.model_name),
+            encode(self._model_name),
             b",".join([self.choice(answer, message) for answer, message in parsed]),
             usage.to_json(),
             members(more or {}),

@@ -64,7 +64,7 @@ async def create_chat_completions(services: Services, exchange: Exchange) -> Non
             answers.append(prepared(services, exchange, request, prompt, own, name, priority=priority))
         reservation.count_tokens(sum(len(each.request.prompt_token_ids) for each in answers))
         async with running(services, exchange, answers, reservation, arrived=arrived) as stream:
-            await _BatchReply(services, replies, id).whole(exchange, stream)
+            await _BatchReply(replies, id, services.answering(given.model)).whole(exchange, stream)
 
 
 def _conversations(given: ChatBatchRequest) -> list[ChatRequest]:
@@ -82,9 +82,9 @@ def _conversations(given: ChatBatchRequest) -> list[ChatRequest]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchReply:
-    services: Services
     replies: Sequence[ChatReply]
     id: str
+    model_name: str
 
     async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
         outputs = await stream.outputs()
@@ -95,6 +95,6 @@ class _BatchReply:
             if reply.has_reasoning:
                 usage.num_reasoning = (usage.num_reasoning or 0) + reply.count(message.reasoning)
             choices.append(reply.choice(answer, message))
-        name, id = encode(self.services.model_name), encode(self.id)[1:-1]
+        name, id = encode(self.model_name), encode(self.id)[1:-1]
         body = completion_body(CHAT_OBJECT, id, int(time()), name, b",".join(choices), usage.to_json())
         await exchange.reply(200, body)

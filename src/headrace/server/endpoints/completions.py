@@ -142,7 +142,7 @@ class CompletionReply:
             "id": id,
             "object": "text_completion",
             "created": int(time()),
-            "model": services.model_name,
+            "model": services.answering(request.model),
             "system_fingerprint": None,
         }
 
@@ -171,7 +171,7 @@ class CompletionReply:
             TEXT_OBJECT,
             encode(self.id)[1:-1],
             self.facts["created"],
-            encode(self._services.model_name),
+            encode(self.facts["model"]),
             b",".join(choices),
             usage.to_json(),
         )

@@ -57,8 +57,8 @@ def check_model(services: Services, name: str | None, *, generates: bool = True)
     """Refuse the name of another model, and, for a request that `generates` text, a model that does not."""
     if generates and services.engine.spec.pooler is not None:
         raise RequestError(NOT_GENERATIVE, param="model", code="unsupported_model")
-    if name is not None and name not in services.model_names:
-        known = " and ".join(map(repr, services.model_names))
+    if name is not None and name not in services.model_names and services.adapter_of(name) is None:
+        known = " and ".join(map(repr, (*services.model_names, *services.engine.adapters)))
         raise ApiError(
             404,
             f"there is no model {name!r} here; this server has {known}",
@@ -111,6 +111,9 @@ class Asked(Protocol):
     """The fields that the bodies of all these endpoints have."""
 
     @property
+    def model(self) -> str | None: ...
+
+    @property
     def stream(self) -> bool | None: ...
 
     @property
@@ -136,6 +139,7 @@ def prepared(
         cache_salt=cache_salt(exchange, asked.cache_salt),
         watched=bool(asked.stream),
         announced=True,
+        adapter=services.adapter_of(asked.model),
     )
 
 

@@ -70,7 +70,7 @@ async def create_message(services: Services, exchange: Exchange) -> None:
         is_inside = use.is_inside(prompt.text, continued_text(chat.messages))
         params = use.constrained(params, is_inside, services.engine.get_tokenizer())
         writer = MessageWriter(
-            use.format(is_inside), id=id, model_name=services.model_name, fills_context=fills_context
+            use.format(is_inside), id=id, model_name=services.answering(request.model), fills_context=fills_context
         )
         answers = prepared(
             services, exchange, request, prompt, params, engine_id(id, request.request_id), priority=priority

@@ -1,4 +1,4 @@
-"""GET /v1/models: the model that this server serves."""
+"""GET /v1/models: the model that this server serves, and its LoRA adapters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ PREFIX = "/v1/models/"
 
 
 async def list_models(services: Services, exchange: Exchange) -> None:
-    await exchange.reply(
-        200, msgspec.json.encode({"object": "list", "data": [_model(services, name) for name in services.model_names]})
-    )
+    models = [_model(services, name) for name in (*services.model_names, *services.engine.adapters)]
+    await exchange.reply(200, msgspec.json.encode({"object": "list", "data": models}))
 
 
 async def show_model(services: Services, exchange: Exchange) -> None:
     name = exchange.path.removeprefix(PREFIX)
-    name = name if name in services.model_names else unquote(name)
+    name = name if name in services.model_names or services.adapter_of(name) is not None else unquote(name)
     check_model(services, name)
     await exchange.reply(200, msgspec.json.encode(_model(services, name)))
 
@@ -33,7 +32,7 @@ def _model(services: Services, name: str) -> dict[str, Any]:
         "object": "model",
         "created": services.started_at,
         "owned_by": "headrace",
-        "root": services.model_name,
-        "parent": None,
+        "root": services.engine.adapters.get(name, services.model_name),
+        "parent": services.model_name if services.adapter_of(name) is not None else None,
         "max_model_len": services.engine.settings.max_model_len,
     }

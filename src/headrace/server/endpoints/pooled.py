@@ -89,13 +89,14 @@ async def pooled(
                 dimensions=dimensions,
                 priority=priority_of(services, request.priority),
                 cache_salt=cache_salt(exchange, request.cache_salt),
+                adapter=services.adapter_of(request.model),
             )
             for position, prompt in enumerate(tokenized)
         ]
         open_stream = partial(services.engine.open_readouts, pending)
         async with run_stream(services, exchange, pending, open_stream, reservation, arrived=arrived) as stream:
             await stream.wait()
-            yield PooledAnswer(pending, own_id, encode(services.model_name), int(time()))
+            yield PooledAnswer(pending, own_id, encode(services.answering(request.model)), int(time()))
 
 
 async def reply(exchange: Exchange, answer: PooledAnswer, body: Callable[[], bytes]) -> None:

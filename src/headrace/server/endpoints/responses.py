@@ -191,7 +191,7 @@ class ResponseReply:
             services.engine.tokenizer,
             id=id,
             make_id=lambda prefix: f"{prefix}{uuid.uuid4().hex}",
-            model_name=services.model_name,
+            model_name=services.answering(asked.request.model),
             created_at=int(time()),
         )
 
