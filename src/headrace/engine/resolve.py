@@ -270,8 +270,8 @@ class Resolver:
 
     def _stored_quantization(self, stored: StoredQuantization, dtype: str) -> Quantization | None:
         """The form in which a quantized checkpoint's matrices are kept in memory."""
-        if not self._on_gpu or not stored.stays_packed:
-            reason = "a CPU computes in float32" if not self._on_gpu else "its activations are not quantized"
+        if not self._stays_packed(stored):
+            reason = "its activations are not quantized" if not stored.stays_packed else self._why_cpu_widens
             self._note("quantization", None, f"{stored.kind} weights ({stored.method}) are dequantized: {reason}")
             return None
         self._check_quantization(stored.kind, dtype)
@@ -283,8 +283,19 @@ class Resolver:
             self._check_fp8("quantization='fp8'")
             if dtype != "bfloat16":
                 raise ConfigError("quantization='fp8' computes in bfloat16; set dtype='bfloat16'")
-        elif not self._on_gpu:
-            raise ConfigError(f"quantization={kind!r} needs a GPU; a CPU computes in float32")
+        elif not self._on_gpu and (kind != "int8" or not self._facts.multiplies_int8):
+            raise ConfigError(f"quantization={kind!r} needs a GPU: {self._why_cpu_widens}")
+
+    @property
+    def _why_cpu_widens(self) -> str:
+        if self._facts.multiplies_int8:
+            return "a CPU computes in float32 or INT8"
+        return "this CPU computes in float32 (INT8 needs x86 with AVX2)"
+
+    def _stays_packed(self, stored: StoredQuantization) -> bool:
+        return stored.stays_packed_on("cuda" if self._on_gpu else "cpu") and (
+            self._on_gpu or self._facts.multiplies_int8
+        )
 
     def _kv_dtype(self, dtype: str) -> str:
         given = self._config.kv_cache_dtype
@@ -546,7 +557,7 @@ class Resolver:
         stored = self._spec.quantization
         if stored is None:
             return self._config.quantization
-        return stored.kind if self._on_gpu and stored.stays_packed else None
+        return stored.kind if self._stays_packed(stored) else None
 
     def _block_bytes(self, dtype: str) -> int:
         of_draft = 0 if self._draft is None else self._draft.kv_elements_per_token
