@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from headrace.arguments import checks_arguments
 from headrace.config import EngineOptions
-from headrace.engine.answer_stream import AnswerStream, OnTiming
+from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
 from headrace.engine.client import Deliver
@@ -38,6 +38,7 @@ from headrace.engine.settings_file import config_from
 from headrace.engine.shared_client import SharedClient
 from headrace.engine.start import Engine, start_engine, start_engine_group, start_engine_process
 from headrace.engine.startup_display import log_stage, log_warnings
+from headrace.engine.submission import OnTiming
 from headrace.errors import ConfigError, FailedRequestError, RequestError
 from headrace.models.pooler import PoolerTask
 from headrace.models.spec import ModelSpec
@@ -517,7 +518,9 @@ class AsyncEngine:
     def subscribe(self, request: Request, event_queue: EventQueue) -> None:
         """Submit a request. Its events go to `event_queue`."""
         if request.request_id in self._events.readers:
-            raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
+            raise RequestError(
+                f"request id {request.request_id!r} is already running; give each request its own", param="request_id"
+            )
         self._events.use_loop(asyncio.get_running_loop())
         self._engine.client.submit(request)
         self._events.readers[request.request_id] = event_queue
