@@ -1,11 +1,13 @@
 """What it costs not to know when answers end: a workload whose answers end by themselves, and the same lengths known.
 
     python benchmarks/unknown_ends.py --model llama-3.1-8b --json benchmarks/results/unknown-ends-h200.jsonl
-    python benchmarks/unknown_ends.py --model smollm2 --requests 32 --mean-output 24 --set num_gpu_blocks_override=96
+    python benchmarks/unknown_ends.py --model DIR --requests 32 --mean-output 24 --set num_gpu_blocks_override=96
 
-Answers sample from a few hundred token ids, four of which end them: their lengths are geometric, and at most eight
-times their mean. The lengths of the first round are then asked for exactly, with the same ids and end of sequence
-ignored. Both kinds take turns, so that a machine that slows down slows both. All requests are submitted at once.
+Weights are random: those of a shape, or for the config.json of a directory. Answers sample from about a thousand token
+ids, four of which end them: their lengths are about geometric, and at most eight times their mean. The lengths of the
+first round are then asked for exactly, from the same ids, with end of sequence ignored. Both kinds take turns, so that
+a machine that slows down slows both. All requests are submitted at once: an engine that knows the lengths starts the
+longest first.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from headrace.bench.record import new_record, rounded
 from headrace.bench.workloads import Workload, WorkloadSpec, build
 from headrace.bench.workloads.spec import LAST_TOKEN_ID
 
-SMOLLM2_LAST_ID = 49_000  # of its vocabulary of 49,152
 COUNTERS = ("num_steps", "num_preemptions", "num_recomputed_tokens")
 
 
@@ -38,9 +39,9 @@ def run_round(engine: RunningEngine, workload: Workload, name: str) -> OfflineRu
 
 
 def measure(engine: RunningEngine, given: argparse.Namespace) -> dict[str, Any]:
-    last_id = SMOLLM2_LAST_ID if given.model == "smollm2" else LAST_TOKEN_ID
+    last_id = LAST_TOKEN_ID if given.model in SHAPES else _vocab_size(Path(given.model))
     spec = WorkloadSpec(name="open", num_requests=given.requests, output_len=given.mean_output, last_token_id=last_id)
-    unknown = build(spec)
+    unknown = build(spec).with_seeds()
     record = new_record("unknown_ends", engine, unknown, given.commit)
     engine.run_offline(warm_up_of(unknown))
     first = run_round(engine, unknown, "lengths")
@@ -51,6 +52,10 @@ def measure(engine: RunningEngine, given: argparse.Namespace) -> dict[str, Any]:
         for name, workload in order if number % 2 == 0 else reversed(order):
             rounds[name].append(run_round(engine, workload, name))
     return _summary(record, first, rounds)
+
+
+def _vocab_size(model: Path) -> int:
+    return int(json.loads((model / "config.json").read_text())["vocab_size"])
 
 
 def _summary(record: dict[str, Any], first: OfflineRun, rounds: dict[str, list[OfflineRun]]) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def _summary(record: dict[str, Any], first: OfflineRun, rounds: dict[str, list[O
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*SHAPES, "smollm2"], required=True)
+    parser.add_argument("--model", required=True, help=f"{', '.join(SHAPES)}, or a directory")
     parser.add_argument("--requests", type=int, metavar="N", help="default: 2,000")
     parser.add_argument("--mean-output", type=int, metavar="N", help="tokens of an answer, on average (default: 256)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=N", help="an integer engine setting")
@@ -95,7 +100,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the record here")
     given = parser.parse_args()
     chosen = {name: int(value) for name, value in (item.split("=") for item in given.set)}
-    with HeadraceEngine(given.model).start(chosen, serves=False) as engine:
+    random = {} if given.model in SHAPES else {"load_format": "random"}
+    with HeadraceEngine(given.model).start(chosen | random, serves=False) as engine:
         found = measure(engine, given)
     print(f"not knowing the lengths costs {found['cost_of_not_knowing']:+.1%} of the throughput")
     if given.json:

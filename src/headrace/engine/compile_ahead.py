@@ -9,9 +9,11 @@ nothing but time: what it has not compiled is compiled when it is first launched
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -26,12 +28,14 @@ from headrace.engine.dry_start import DryStart
 from headrace.engine.process.child import die_with
 from headrace.engine.process.engine_process import child_environment
 from headrace.engine.settings import Settings
+from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
 from headrace.models import ModelSpec
 from headrace.startup import OnStage
 
 PROCESSES_VARIABLE = "HEADRACE_COMPILE_PROCESSES"  # 0: kernels are compiled one by one, when they are first launched
 _MAX_PROCESSES = 16
+STALL_S = 120.0  # without a compiled kernel, after which the start goes on by itself; the slowest takes about 10 s
 _MIN_CORES = 4  # with fewer, the child would take time from the start itself
 
 Progress = Callable[[int, int], None]  # kernels compiled, and their number
@@ -54,11 +58,15 @@ def compile_start(config: EngineConfig, gpu: GpuFacts, *, num_processes: int, pr
     from headrace.kernels.gpu.compile_pool import compile_all
 
     start = DryStart.of(config, gpu)
-    launches = start.launches()
-    compile_all(launches, num_processes=num_processes, progress=progress)
     note = note_of(start.checkpoint.spec, start.settings, gpu)
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(f"{len(launches)} kernels\n")
+    with note.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several engines that start at once, one compiles
+        if note.exists():
+            return int(note.read_text())
+        launches = start.launches()
+        compile_all(launches, num_processes=num_processes, progress=progress)
+        note.write_text(f"{len(launches)}\n")
     return len(launches)
 
 
@@ -79,7 +87,8 @@ class CompileAhead:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`; a pipe that nobody reads could fill up
         environment = child_environment() | {"CUDA_VISIBLE_DEVICES": ""}  # it needs no GPU
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            bufsize=0,  # `wait` asks the pipe whether there is a line
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -90,17 +99,32 @@ class CompileAhead:
         self._process.stdin.close()
 
     def wait(self, on_stage: OnStage) -> None:
-        """Wait until the kernels are compiled, or the child has failed."""
-        assert self._process.stdout is not None
+        """Wait until the kernels are compiled, or the child has failed or makes no progress."""
         on_stage("compile")
-        for line in self._process.stdout:
-            done, total = map(int, line.split())
-            on_stage("compile", done, total)
-        if self._process.wait() != 0:
+        while (progress := self._next_progress()) is not None:
+            on_stage("compile", *progress)
+        if self._process.poll() is None:
+            self._warn(f"no progress for {STALL_S:.0f} s")
+        elif self._process.returncode != 0:
             self._log.seek(0)
-            last = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
-            _logger.warning("kernels were not compiled ahead (%s): each is compiled when it is first used", last)
+            self._warn(self._log.read().decode(errors="replace").strip().rpartition("\n")[2])
         self.close()
+
+    def _next_progress(self) -> tuple[int, int] | None:
+        """Kernels done and their number; None: there is no more to wait for."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        if not select.select([pipe], [], [], STALL_S)[0]:
+            return None
+        line = pipe.readline()
+        if not line:
+            self._process.wait()
+            return None
+        done, total = map(int, line.split())
+        return done, total
+
+    def _warn(self, problem: str) -> None:
+        _logger.warning("kernels were not compiled ahead (%s): each is compiled when it is first used", problem)
 
     def close(self) -> None:
         """End the child, if it still runs."""
@@ -124,11 +148,14 @@ def begin(config: EngineConfig, spec: ModelSpec, settings: Settings, facts: Mach
 
 def _num_processes(facts: MachineFacts) -> int:
     if given := os.environ.get(PROCESSES_VARIABLE):
+        if not given.isdecimal():
+            raise ConfigError(f"{PROCESSES_VARIABLE} must be a number of processes, or 0 for none, got {given!r}")
         return int(given)
     return min(_MAX_PROCESSES, facts.num_cores - 1) if facts.num_cores >= _MIN_CORES else 0
 
 
 def main() -> None:
+    """The child."""
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     die_with(order.parent)
 
@@ -137,7 +164,3 @@ def main() -> None:
         sys.stdout.flush()
 
     compile_start(order.config, order.gpu, num_processes=order.num_processes, progress=tell)
-
-
-if __name__ == "__main__":
-    main()

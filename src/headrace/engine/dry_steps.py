@@ -83,7 +83,7 @@ def _plan(slots: IntArray, num_tokens: int, *, samples: bool, drafts: Drafts | N
 def _entry(slot: int, params: SamplingParams, prompt_len: int, settings: Settings) -> SlotEntry:
     return SlotEntry(
         slot=slot,
-        token_ids=[0] * prompt_len,
+        token_ids=np.zeros(prompt_len, np.int32),
         num_computed=0,
         prompt_len=prompt_len,
         end_len=settings.max_model_len,

@@ -22,21 +22,23 @@ def compile_all(launches: Sequence[Launch], *, num_processes: int, progress: Pro
     context = multiprocessing.get_context("fork")  # what was imported need not be imported again
     taken, done = context.Value("i", 0), context.Value("i", 0)
     size = max(1, min(num_processes, len(launches)))
-    processes = [context.Process(target=_compile_next, args=(launches, taken, done)) for _ in range(size)]
+    processes = [context.Process(target=_compile_next, args=(launches, taken, done, os.getpid())) for _ in range(size)]
     for process in processes:
         process.start()
+    progress(shown := 0, len(launches))
     for process in processes:
         while process.is_alive():
             process.join(_POLL_S)
-            progress(done.value, len(launches))
+            if done.value > shown:
+                progress(shown := done.value, len(launches))
     failed = len(launches) - done.value
     if failed:
         raise ModelError(f"{failed} of {len(launches)} kernels could not be compiled; see the messages above")
 
 
-def _compile_next(launches: Sequence[Launch], taken: Any, done: Any) -> None:
-    """Compiles one launch after the other that no other process has taken."""
-    while True:
+def _compile_next(launches: Sequence[Launch], taken: Any, done: Any, parent: int) -> None:
+    """Compiles one launch after the other that no other process has taken, as long as the parent lives."""
+    while os.getppid() == parent:
         with taken.get_lock():
             index = taken.value
             taken.value += 1

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
 from headrace.kernels.gpu.architectures import Architecture
@@ -56,7 +57,7 @@ class _MetaTensors(TorchFunctionMode):
             )
         if func is torch.Tensor.copy_ and args[1].is_meta:
             return args[0]  # there are no values to copy
-        if getattr(func, "namespace", None) in _LIBRARIES:
+        if isinstance(func, OpOverloadPacket) and str(func).partition(".")[0] in _LIBRARIES:
             return None
         kwargs = {name: _placed(value) for name, value in (kwargs or {}).items()}
         if kwargs.pop("pin_memory", False):
@@ -77,11 +78,11 @@ def _device_of(x: Tensor) -> torch.device:
 
 def _address_of(x: Tensor) -> int:
     """Relative to the start of its memory, which is aligned: kernels are compiled for the alignment."""
-    return x.storage_offset() * x.element_size()
+    return int(x.storage_offset()) * x.element_size()
 
 
 _GETTERS: dict[Any, Callable[[Tensor], Any]] = {
-    torch.Tensor.device.__get__: _device_of,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: _device_of,
     torch.Tensor.is_cuda.__get__: lambda x: x.is_meta,  # type: ignore[attr-defined]
     torch.Tensor.data_ptr: _address_of,
     torch.Tensor.pin_memory: lambda x: x,
@@ -106,7 +107,8 @@ def _where(condition: Tensor, x: Tensor, other: Tensor | float) -> Tensor:
 
 
 def _shape_of(*operands: object) -> torch.Size:
-    return torch.broadcast_shapes(*(each.shape for each in operands if isinstance(each, Tensor)))
+    shapes = [each.shape for each in operands if isinstance(each, Tensor)]
+    return torch.Size(torch.broadcast_shapes(*shapes))
 
 
 # Frequent operations, instead of their meta versions in Python: the first use of one of those imports all of
