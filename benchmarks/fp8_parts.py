@@ -104,10 +104,10 @@ def rounded_layer(variant: Variant, layer: Layer) -> Layer:
         linear: Linear = getattr(owner, part)
         return linear.rounded(rounding, weight=part in variant.weights, inputs=part in variant.inputs)
 
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.mixer, layer.mlp
     return replace(
         layer,
-        attention=replace(attention, qkv=rounded(attention, "qkv"), output=rounded(attention, "output")),
+        mixer=replace(attention, qkv=rounded(attention, "qkv"), output=rounded(attention, "output")),
         mlp=replace(mlp, up=rounded(mlp, "up"), down=rounded(mlp, "down")),
     )
 

@@ -1,11 +1,15 @@
-"""Whether weights of eight bits are faster than float32 on a CPU, for the matrices of the default model.
+"""GEMMs of a CPU in float32 and in INT8, for the matrices of the default model.
 
 python benchmarks/int8_cpu.py --json benchmarks/results/int8-cpu.json
 
-float32     what Headrace uses: weights packed by MKL
+float32     what Headrace uses: panels of weights (kernels/cpu/gemm.py)
+int8        the same for INT8 weights and activations (kernels/cpu/gemm_int8.py)
+mkl         float32 weights packed by MKL, through torch
 int8 mm     torch._int_mm (oneDNN), with rows quantized before it and scales applied after it
 dynamic     torch.ops.quantized.linear_dynamic (FBGEMM): INT8 weights and activations, one scale per tensor of input
-weight      torch.ops.aten._weight_int8pack_mm: INT8 weights, activations in bfloat16
+
+A round multiplies by the weights of many layers in turn, so that they come from memory, as in a step. Rounds of all
+candidates alternate; the best round counts.
 """
 
 from __future__ import annotations
@@ -14,68 +18,58 @@ import argparse
 import json
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from headrace.kernels.cpu import linear as cpu_linear
+from headrace.kernels.cpu.linear import Int8Linear, PackedLinear
+from headrace.kernels.quantized import quantize_int8
 
 MATRICES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}  # N, K; 30 layers
-ROWS = (1, 8, 64, 128, 512)
-SECONDS = 0.15
+ROWS = (1, 2, 4, 5, 8, 16, 64, 128, 512)
+Linear = Callable[[Tensor], Tensor]
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    """The best mean of five parts."""
-    call()
-    best = float("inf")
-    for _ in range(5):
-        count, started = 0, time.perf_counter()
-        while time.perf_counter() - started < SECONDS / 5:
-            call()
-            count += 1
-        best = min(best, (time.perf_counter() - started) / count)
-    return best
+def candidates(weight: Tensor) -> dict[str, Linear]:
+    quantized = quantize_int8(weight)
+    scales, transposed = quantized.scales.flatten(), quantized.values.t()
 
-
-def candidates(weight: torch.Tensor, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    scales = weight.abs().amax(1) / 127
-    values = (weight / scales[:, None]).round().to(torch.int8)
-    transposed = values.t()
-    packed = cpu_linear.pack_linear(weight)
-
-    def int_mm() -> torch.Tensor:
+    def int_mm(x: Tensor) -> Tensor:
         rows = x.abs().amax(1, keepdim=True) / 127
         sums = torch._int_mm((x / rows).round_().to(torch.int8), transposed)
         return sums.float().mul_(rows).mul_(scales)
 
-    quantized = torch.quantize_per_channel(weight, scales.double(), torch.zeros(len(scales)).long(), 0, torch.qint8)
-    prepacked = torch.ops.quantized.linear_prepack(quantized, None)
-    half, of_half = x.bfloat16(), scales.bfloat16()
+    zeros = torch.zeros(len(scales)).long()
+    of_torch = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    prepacked = torch.ops.quantized.linear_prepack(of_torch, None)
+    by_mkl, shape = torch.ops.mkl._mkl_reorder_linear_weight(weight, 256), torch.zeros(1, 1).expand(weight.shape)
     return {
-        "float32": lambda: packed(x),
+        "float32": PackedLinear(weight),
+        "int8": Int8Linear(quantized),
+        "mkl": lambda x: torch.ops.mkl._mkl_linear(x, by_mkl, shape, None, len(x)),
         "int8 mm": int_mm,
-        "dynamic": lambda: torch.ops.quantized.linear_dynamic(x, prepacked),
-        "weight": lambda: torch.ops.aten._weight_int8pack_mm(half, values, of_half),
+        "dynamic": lambda x: torch.ops.quantized.linear_dynamic(x, prepacked),
     }
 
 
-def measure(num_threads: int) -> list[dict[str, Any]]:
-    torch.set_num_threads(num_threads)
+def measure(num_layers: int, num_rounds: int) -> list[dict[str, Any]]:
+    """Returns microseconds of a layer's four GEMMs, for each number of rows."""
+    layers = [(shape[1], candidates(torch.randn(shape))) for _ in range(num_layers) for shape in MATRICES.values()]
     found = []
     for num_rows in ROWS:
-        row: dict[str, Any] = {"rows": num_rows}
-        for shape in MATRICES.values():
-            for name, call in candidates(torch.randn(shape), torch.randn(num_rows, shape[1])).items():
-                try:
-                    seconds = seconds_of(call)
-                except RuntimeError as error:
-                    row[f"{name} failed"] = str(error).splitlines()[0][:100]
-                    continue
-                row[name] = row.get(name, 0.0) + seconds * 1e6
-        found.append({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()})
+        inputs = {width: torch.randn(num_rows, width) for width in {shape[1] for shape in MATRICES.values()}}
+        best = dict.fromkeys(layers[0][1], float("inf"))
+        for _ in range(num_rounds):
+            for name in best:
+                started = time.perf_counter()
+                for width, linears in layers:
+                    linears[name](inputs[width])
+                best[name] = min(best[name], (time.perf_counter() - started) / num_layers)
+        found.append({"rows": num_rows, **{name: round(seconds * 1e6, 1) for name, seconds in best.items()}})
         print(found[-1], flush=True)
     return found
 
@@ -83,21 +77,25 @@ def measure(num_threads: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--commit", help="commit of the code, if git cannot tell")
     parser.add_argument("--json", type=Path, help="write the record here")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*deprecated.*")
     torch.backends.quantized.engine = "fbgemm"
+    torch.set_num_threads(given.threads)
     record: dict[str, Any] = {
         "unit": "microseconds of one layer's four GEMMs",
-        "threads": arguments.threads,
+        "threads": given.threads,
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
-        "commit": arguments.commit,
+        "commit": given.commit,
     }
-    record["rows"] = measure(arguments.threads)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    record["rows"] = measure(given.layers, given.rounds)
+    if given.json:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ class EngineConfig:
     dtype: DType = setting("auto", "type of the weights and activations")
     quantization: Quantization | None = setting(
         None,
-        "quantizes the layers' weights at load, on a GPU: 'fp8' and 'int8' with activations of eight bits, 'int4' "
-        "weights alone; default: as the checkpoint stores them",
+        "quantizes the layers' weights at load: 'fp8' (GPU) and 'int8' (GPU and CPU) with activations of eight bits, "
+        "'int4' weights alone (GPU); default: as the checkpoint stores them",
     )
     kv_cache_dtype: KvCacheDType = setting(
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"

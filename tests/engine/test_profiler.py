@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace import LLM, SamplingParams
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, Quantization
 from headrace.engine import profiler as profiler_module
 from headrace.engine.client import EngineClient
 from headrace.engine.profiler import ProfileOptions
@@ -169,10 +169,12 @@ def test_closing_an_engine_ends_its_profile(tiny_directory: Path, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_ceilings_of_a_cpu_are_measured() -> None:
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_ceilings_of_a_cpu_are_measured(quantization: Quantization | None) -> None:
     import torch
 
-    probe = measure_ceilings(torch.device("cpu"), torch.float32)
+    probe = measure_ceilings(torch.device("cpu"), torch.float32, quantization)
+    assert ("float32" if quantization is None else "INT8") in probe.note
     assert probe.bandwidth is not None and 1e8 < probe.bandwidth < 1e13
     assert probe.gemm_rate is not None and 1e8 < probe.gemm_rate < 1e15
 

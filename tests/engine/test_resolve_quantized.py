@@ -14,6 +14,7 @@ from headrace.models.quantized import StoredQuantization
 from tests.engine.test_resolve import GPU, SPEC, facts, reason
 
 INT4 = StoredQuantization("awq", "int4", quantizes_activations=False)
+INT8 = StoredQuantization("compressed-tensors", "int8")
 FP8_ALONE = StoredQuantization("compressed-tensors", "fp8", quantizes_activations=False)
 
 
@@ -36,10 +37,20 @@ def test_four_bits_leave_more_memory_for_the_cache_than_eight() -> None:
     assert blocks == sorted(set(blocks))
 
 
-def test_a_cpu_dequantizes() -> None:
+def test_a_cpu_keeps_int8_and_dequantizes_others() -> None:
     found = resolved(INT4, is_gpu=False)
     assert found.quantization is None
-    assert "a CPU computes in float32" in reason(found, "quantization")
+    assert reason(found, "quantization").endswith("are dequantized: a CPU computes in float32 or INT8")
+    assert resolved(INT8, is_gpu=False).quantization == "int8"
+
+
+def test_a_cpu_without_its_instructions_dequantizes_int8() -> None:
+    machine = replace(facts(), multiplies_int8=False)
+    found = resolve(EngineConfig(), replace(SPEC, quantization=INT8), machine)
+    assert found.quantization is None
+    assert "INT8 needs x86 with AVX2" in reason(found, "quantization")
+    with pytest.raises(ConfigError, match="quantization='int8' needs a GPU: this CPU computes in float32"):
+        resolve(EngineConfig(quantization="int8"), SPEC, machine)
 
 
 def test_weights_alone_in_eight_bits_are_dequantized() -> None:
@@ -52,7 +63,8 @@ def test_another_kind_than_the_stored_one_is_refused() -> None:
         resolved(INT4, quantization="fp8")
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantizing_at_load_needs_a_gpu(kind: str) -> None:
-    with pytest.raises(ConfigError, match="needs a GPU; a CPU computes in float32"):
-        resolved(None, is_gpu=False, quantization=kind)
+def test_a_cpu_quantizes_at_load_to_int8_alone() -> None:
+    found = resolved(None, is_gpu=False, quantization="int8")
+    assert found.quantization == "int8"
+    with pytest.raises(ConfigError, match="quantization='int4' needs a GPU: a CPU computes in float32 or INT8"):
+        resolved(None, is_gpu=False, quantization="int4")

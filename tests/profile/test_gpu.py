@@ -83,7 +83,7 @@ def test_the_ceilings_of_a_gpu_are_measured() -> None:
     assert probe.bandwidth is not None and 1e11 < probe.bandwidth < 2e13
     assert probe.gemm_rate is not None and 1e13 < probe.gemm_rate < 1e16
     if torch.cuda.get_device_capability() >= (9, 0):
-        fast = measure_ceilings(torch.device("cuda"), torch.bfloat16, is_fp8=True)
+        fast = measure_ceilings(torch.device("cuda"), torch.bfloat16, "fp8")
         assert fast.gemm_rate is not None and fast.gemm_rate > 1.2 * probe.gemm_rate
 
 

@@ -53,7 +53,9 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "-o", "--output", required=True, type=Path, metavar="DIR", help="a directory that does not exist"
     )
-    parser.add_argument("--data", type=Path, metavar="FILE", help="texts to calibrate int8 and int4 with, one per line")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="texts to calibrate int8 (SmoothQuant) and int4 (GPTQ) with"
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute")
     parser.add_argument("--no-evaluate", action="store_true", help="do not measure the loss")
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")

@@ -98,8 +98,8 @@ class EngineCore:
         disk: DiskTier | None = None,
         max_loras: int = 0,
     ) -> None:
-        """`disk`: that of the scheduler's tiers, which ends with the core. `max_loras`: adapters that the model has room
-        for; 0: none."""
+        """`disk`: that of the scheduler's tiers, which ends with the core. `max_loras`: room for adapters in the model;
+        0: none."""
         self._adapters = AdapterTable(max_loras) if max_loras else None
         self._scheduler = scheduler
         self._disk = disk

@@ -295,8 +295,9 @@ class EngineProfiler:
 
         from headrace.runner.probe import measure_ceilings
 
-        dtype, is_fp8 = getattr(torch, self._settings.dtype), self._settings.quantization == "fp8"
-        return measure_ceilings(torch.device(self._settings.device), dtype, is_fp8=is_fp8)._asdict()
+        settings = self._settings
+        device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+        return measure_ceilings(device, dtype, settings.quantization)._asdict()
 
     def _record(self, window: _Window, seconds: float, stopped_by: str) -> dict[str, Any]:
         """A `ProfileRecord` of `headrace.profile.trace`."""

@@ -280,8 +280,8 @@ class Resolver:
             )
         if self._on_gpu and self._config.cpu_offload_gb:
             raise ConfigError(
-                "enable_lora is not supported with cpu_offload_gb: layers that stream from host memory have no place for "
-                "adapters yet; leave one of them out, or merge the adapter into the model"
+                "enable_lora is not supported with cpu_offload_gb: layers that stream from host memory have no place "
+                "for adapters yet; leave one of them out, or merge the adapter into the model"
             )
         size = adapter_bytes(self._spec, limits, BYTES_OF[dtype])
         given = "as set" if self._config.max_loras is not None else "adapters that may be loaded at once"
@@ -383,8 +383,8 @@ class Resolver:
 
     def _stored_quantization(self, stored: StoredQuantization, dtype: str) -> Quantization | None:
         """The form in which a quantized checkpoint's matrices are kept in memory."""
-        if not self._on_gpu or not stored.stays_packed:
-            reason = "a CPU computes in float32" if not self._on_gpu else "its activations are not quantized"
+        if not self._stays_packed(stored):
+            reason = "its activations are not quantized" if not stored.stays_packed else self._why_cpu_widens
             self._note("quantization", None, f"{stored.kind} weights ({stored.method}) are dequantized: {reason}")
             return None
         self._check_quantization(stored.kind, dtype)
@@ -396,8 +396,19 @@ class Resolver:
             self._check_fp8("quantization='fp8'")
             if dtype != "bfloat16":
                 raise ConfigError("quantization='fp8' computes in bfloat16; set dtype='bfloat16'")
-        elif not self._on_gpu:
-            raise ConfigError(f"quantization={kind!r} needs a GPU; a CPU computes in float32")
+        elif not self._on_gpu and (kind != "int8" or not self._facts.multiplies_int8):
+            raise ConfigError(f"quantization={kind!r} needs a GPU: {self._why_cpu_widens}")
+
+    @property
+    def _why_cpu_widens(self) -> str:
+        if self._facts.multiplies_int8:
+            return "a CPU computes in float32 or INT8"
+        return "this CPU computes in float32 (INT8 needs x86 with AVX2)"
+
+    def _stays_packed(self, stored: StoredQuantization) -> bool:
+        return stored.stays_packed_on("cuda" if self._on_gpu else "cpu") and (
+            self._on_gpu or self._facts.multiplies_int8
+        )
 
     def _kv_dtype(self, dtype: str) -> str:
         given = self._config.kv_cache_dtype
@@ -669,7 +680,7 @@ class Resolver:
         stored = self._spec.quantization
         if stored is None:
             return self._config.quantization
-        return stored.kind if self._on_gpu and stored.stays_packed else None
+        return stored.kind if self._stays_packed(stored) else None
 
     def _block_bytes(self, dtype: str) -> int:
         of_draft = 0 if self._draft is None else self._ranks.shards_of_draft(self._draft).spec.kv_elements_per_token

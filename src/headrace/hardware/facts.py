@@ -38,6 +38,7 @@ class MachineFacts:
     gpu: GpuFacts | None = None
     topology: CpuTopology | None = None  # None: of no machine at hand, as for plans
     num_gpus: int = 1  # that this process may use, if it has a GPU
+    multiplies_int8: bool = True  # whether the CPU has the instructions of INT8 GEMMs
 
 
 def num_gpus() -> int:
@@ -93,13 +94,20 @@ def read_facts(root: Path = ROOT) -> MachineFacts:
     limit = topology.limits.memory
     total = memory.total if limit is None else min(memory.total, limit.limit_bytes)
     free = memory.available if limit is None else min(memory.available, limit.free_bytes)
-    return MachineFacts(_cpu_model(root), _num_cpus(topology), total, free, topology=topology)
+    cpus = _num_cpus(topology)
+    return MachineFacts(_cpu_model(root), cpus, total, free, topology=topology, multiplies_int8=_multiplies_int8(root))
 
 
 def _num_cpus(topology: CpuTopology) -> int:
     """Logical CPUs, or as many as the quota of CPU time feeds."""
     quota, num_cpus = topology.limits.cpu_quota, len(topology.cpus)
     return num_cpus if quota is None else max(1, min(num_cpus, round(quota)))
+
+
+def _multiplies_int8(root: Path) -> bool:
+    """Whether the CPU is an x86 with AVX2, as the kernels need it (`kernels/cpu/panels.py`)."""
+    flags = next((line for line in read_text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), None)
+    return platform.machine() in ("x86_64", "AMD64") and (flags is None or "avx2" in flags.split())
 
 
 def _cpu_model(root: Path) -> str:

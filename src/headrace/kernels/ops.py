@@ -24,7 +24,7 @@ from headrace.kernels.layout import (
     StepLayout,
     UnnormedRows,
 )
-from headrace.kernels.quantized import QuantizedWeight, dequantize
+from headrace.kernels.quantized import QuantizedWeight
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
@@ -123,13 +123,10 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
-    """Packs a quantized weight matrix for activations of this type. A GPU keeps it in four or eight bits; a CPU
-    computes in float32, and gets it dequantized."""
-    device = weight.values.device
-    if device.type == "cuda":
-        packed: PackedLinear = kernels_for(device, dtype).pack_quantized(weight, bias, dtype)
-        return packed
-    return pack_linear(dequantize(weight).to(dtype), bias)
+    """Packs a quantized weight matrix for activations of this type. A GPU keeps it in four or eight bits, a CPU in
+    INT8; what a device cannot multiply is dequantized."""
+    packed: PackedLinear = kernels_for(weight.values.device, dtype).pack_quantized(weight, bias, dtype)
+    return packed
 
 
 def takes_unnormed(linear: PackedLinear, x: Tensor) -> bool:
@@ -520,6 +517,10 @@ def record_ranges(ranges: Ranges | None) -> None:
     global _ranges  # noqa: PLW0603  one profiler per process
     _ranges = ranges
     kernels_for.cache_clear()
+    if has_numba():
+        from headrace.kernels.cpu import linear
+
+        linear.record_ranges(ranges)
 
 
 @functools.cache

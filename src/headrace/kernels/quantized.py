@@ -179,25 +179,27 @@ def quantize_fp8(weight: Tensor) -> Fp8Weight:  # [N, K]
 _CLIPS = (1.07, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 
 
-def quantize_int4(weight: Tensor, group_len: int = 128, *, importance: Tensor | None = None) -> Int4Weight:
-    """Rounds to nearest in groups of `group_len` weights of a row, symmetric, with the clip of the least squared error;
-    `importance` [K], such as the inputs' mean squares, weighs the errors."""
+def quantize_int4(weight: Tensor, group_len: int = 128, *, has_zeros: bool = False) -> Int4Weight:
+    """Rounds to nearest in groups of `group_len` weights of a row, with the clip of the least squared error;
+    `has_zeros`: with a zero point for each group, else symmetric."""
     groups = weight.float().unflatten(1, (-1, group_len))  # [N, G, group_len]
-    weights = None if importance is None else importance.float().view(1, -1, group_len)
+    high, low = groups.amax(-1).clamp_(min=_TINY), groups.amin(-1).clamp_(max=-_TINY)
+    if not has_zeros:
+        high = torch.maximum(high, -low)
+        low = -high
+    zeros = (-low * (INT4_MAX / (high - low))).round_().unsqueeze(-1)  # symmetric: 7.5, which becomes 8
     least = torch.full(groups.shape[:2], float("inf"), device=weight.device)
     values = torch.zeros(groups.shape, dtype=torch.uint8, device=weight.device)
     scales = torch.zeros(groups.shape[:2], device=weight.device)
-    largest = groups.abs().amax(-1).clamp_(min=_TINY)
     for clip in _CLIPS:
-        scale = largest * (clip / (INT4_MIDDLE - 0.5))
-        rounded = (groups / scale.unsqueeze(-1)).round_().clamp_(-INT4_MIDDLE, INT4_MAX - INT4_MIDDLE)
-        error = (rounded * scale.unsqueeze(-1) - groups).square_()
-        error = (error if weights is None else error * weights).sum(-1)
+        scale = (high - low) * (clip / INT4_MAX)
+        rounded = (groups / scale.unsqueeze(-1)).round_().add_(zeros).clamp_(0, INT4_MAX)
+        error = ((rounded - zeros) * scale.unsqueeze(-1) - groups).square_().sum(-1)
         is_better = error < least
         least = torch.where(is_better, error, least)
         scales = torch.where(is_better, scale, scales)
-        values = torch.where(is_better.unsqueeze(-1), (rounded + INT4_MIDDLE).to(torch.uint8), values)
-    return Int4Weight(values.flatten(1), scales)
+        values = torch.where(is_better.unsqueeze(-1), rounded.to(torch.uint8), values)
+    return Int4Weight(values.flatten(1), scales, zeros.squeeze(-1).to(torch.uint8) if has_zeros else None)
 
 
 def quantize_rows_int8(x: Tensor) -> tuple[Tensor, Tensor]:  # [T, K] -> int8, [T, 1] float32

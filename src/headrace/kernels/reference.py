@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout, UnnormedRows
+from headrace.kernels.quantized import QuantizedWeight, dequantize
 from headrace.kernels.reference_adapters import add_low_rank  # noqa: F401  a part of the reference in its own file
 from headrace.kernels.reference_recurrent import (  # noqa: F401  parts of the reference in a file of their own
     causal_conv,
@@ -61,6 +62,11 @@ class Fp8Linear:
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
     """See `ops.pack_linear`."""
     return Fp8Linear(weight, bias) if as_fp8 else PackedLinear(weight, bias)
+
+
+def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+    """See `ops.pack_quantized`. Dequantizes."""
+    return PackedLinear(dequantize(weight).to(dtype), bias)
 
 
 class PackedExperts:

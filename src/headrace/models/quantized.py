@@ -38,8 +38,12 @@ class StoredQuantization:
 
     @property
     def stays_packed(self) -> bool:
-        """Whether a GPU keeps the weights as stored; others are dequantized at load, as all are on a CPU."""
+        """Whether a GPU keeps the weights as stored; others are dequantized at load."""
         return self.kind == "int4" or self.quantizes_activations
+
+    def stays_packed_on(self, device: str) -> bool:
+        """The same on a device of this type: a CPU multiplies INT8, and dequantizes the others."""
+        return self.stays_packed and (device == "cuda" or self.kind == "int8")
 
 
 def kept_in_16_bits(num_layers: int) -> frozenset[str]:

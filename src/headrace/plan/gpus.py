@@ -109,6 +109,9 @@ GPUS: tuple[Gpu, ...] = (
 )  # fmt: skip
 
 
+INT8_RATIO = 3.0  # rate of a CPU's INT8 GEMMs over its float32 ones, two cores with VNNI (docs/quantization.md)
+
+
 def cpu(*, bandwidth: float, flops: float, memory_bytes: int, title: str = "CPU", price: float | None = None) -> Gpu:
     """A CPU with this memory bandwidth (bytes/s) and float32 rate (FLOP/s); `--probe` and `hostprobe` measure them."""
     return Gpu(
@@ -118,7 +121,7 @@ def cpu(*, bandwidth: float, flops: float, memory_bytes: int, title: str = "CPU"
         bandwidth=bandwidth,
         bf16_rate=flops,
         fp8_rate=None,
-        int8_rate=None,
+        int8_rate=INT8_RATIO * flops,
         link="none",
         link_bandwidth=0.0,
         price=price,

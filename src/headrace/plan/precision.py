@@ -22,6 +22,7 @@ class Precision:
 
     weights: WeightFormat = "bfloat16"
     cache: CacheFormat = "auto"
+    is_wide: bool = False  # what is not quantized is float32, as on a CPU
 
     @property
     def label(self) -> str:
@@ -31,7 +32,7 @@ class Precision:
     @property
     def plain_bytes(self) -> int:
         """Bytes of an element that is not quantized."""
-        return 4 if self.weights == "float32" else 2
+        return 4 if self.is_wide or self.weights == "float32" else 2
 
     @property
     def linear_bytes(self) -> float:
@@ -61,8 +62,8 @@ class Precision:
 
     def problem_on(self, gpu: Gpu) -> str | None:
         """Why this GPU cannot compute in this precision."""
-        if gpu.is_cpu and (self.is_quantized or self.cache == "fp8"):
-            return "a CPU computes in float32"
+        if gpu.is_cpu and (self.weights not in ("float32", "int8") or self.cache == "fp8"):
+            return "a CPU computes in float32 or INT8"
         if gpu.fp8_rate is None and (self.weights == "fp8" or self.cache == "fp8"):
             return f"{gpu.name} has no FP8 tensor cores (from compute capability 8.9 on)"
         return None
@@ -79,7 +80,7 @@ def read_precision(quantization: str | None, kv_cache_dtype: str, gpu: Gpu) -> P
         raise ConfigError(f"kv_cache_dtype must be one of {', '.join(cache_names)}, got {kv_cache_dtype!r}")
     if gpu.is_cpu and given == "bfloat16":
         given = "float32"
-    precision = Precision(given, cache_names[kv_cache_dtype])  # type: ignore[arg-type]
+    precision = Precision(given, cache_names[kv_cache_dtype], is_wide=gpu.is_cpu)  # type: ignore[arg-type]
     problem = precision.problem_on(gpu)
     if problem is not None:
         raise ConfigError(f"{precision.label} cannot be planned: {problem}")

@@ -109,7 +109,7 @@ def smallest_layout(shape: ModelShape, gpu: Gpu, workload: Workload, settings: P
 
 def _precision(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> Precision:
     """The precision asked for, or that of the checkpoint."""
-    stored = None if gpu.is_cpu else shape.stored_format
+    stored = shape.stored_format if not gpu.is_cpu or shape.stored_format == "int8" else None
     return read_precision(settings.quantization or stored, settings.kv_cache_dtype, gpu)
 
 

@@ -58,7 +58,7 @@ class PlanSettings:
         on_gpu = not gpu.is_cpu
         return EngineConfig(
             device="cuda" if on_gpu else "cpu",
-            quantization=precision.quantization if on_gpu else None,
+            quantization=precision.quantization,
             kv_cache_dtype="fp8" if precision.cache == "fp8" else "auto",
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -75,7 +75,7 @@ class ModelShape:
 
     @property
     def stored_format(self) -> str | None:
-        """The format of a quantized checkpoint's matrices, if a GPU keeps it: fp8, int8 or int4."""
+        """The format of a quantized checkpoint's matrices, if a GPU keeps it: fp8, int8 (a CPU too) or int4."""
         stored = None if self.spec is None else self.spec.quantization
         return stored.kind if stored is not None and stored.stays_packed else None
 

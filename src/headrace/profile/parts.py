@@ -126,6 +126,7 @@ _KERNELS: tuple[tuple[str, Part], ...] = (
 
 # Operations of `kernels/ops.py` on a CPU, where kernels are no events of their own.
 _OPERATIONS: dict[str, Part] = {
+    "linear": "gemm",
     "paged_attention.decode": "decode_attention",
     "paged_attention.prefill": "prefill_attention",
     "latent_attention.decode": "decode_attention",

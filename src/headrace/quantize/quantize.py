@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,9 +19,10 @@ from headrace.models.quantized import kept_in_16_bits
 from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec
 from headrace.models.weights.safetensors_files import read_json
-from headrace.quantize.calibrate import LayerInputs, record_inputs
+from headrace.quantize.calibrate import Calibration, Inputs
+from headrace.quantize.compensation import quantize_compensated
 from headrace.quantize.evaluate import NUM_WINDOWS, Scores, embedded_text, score, windows_of
-from headrace.quantize.folding import ChooseScales, apply, aware_scales, folds_of, smooth_scales
+from headrace.quantize.folding import apply, folds_of
 from headrace.quantize.output import OutputDirectory
 from headrace.quantize.stored import quantization_config, stored_tensors
 from headrace.text import load_tokenizer
@@ -32,6 +32,7 @@ _NUM_CALIBRATION_WINDOWS = 16
 _TEXT_CHARACTERS = 120_000
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "config.json")
 _GROUP_LENS = (128, 64, 32)
+_MIN_WIDTH_OF_LARGE_GROUPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done,
     decoder = _load(checkpoint, request.device, _stage(on_stage, "load"))
     kept = kept_in_16_bits(checkpoint.spec.num_layers)
     before = _scores(decoder, checkpoint, on_stage, "evaluate the original") if request.evaluates else None
-    inputs = None if request.data is None else _record(decoder, checkpoint, request, on_stage)
+    calibration = None if request.data is None else _calibration(decoder, checkpoint, request, on_stage)
     del decoder
-    _write(checkpoint, config, request, inputs, kept, output, on_stage)
+    _write(checkpoint, config, request, calibration, kept, output, on_stage)
+    del calibration
     output.complete()
     after: Scores | None = None
     if before is not None:
@@ -101,11 +103,14 @@ def _checked_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return config
 
 
-def _record(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> list[LayerInputs]:
+def _calibration(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> Calibration | None:
+    """None: FP8, which is rounded to nearest with data too."""
     assert request.data is not None
     ids = load_tokenizer(checkpoint.text).encode("\n".join(request.data)[:_TEXT_CHARACTERS])
     windows = windows_of(ids, _NUM_CALIBRATION_WINDOWS)
-    return record_inputs(decoder, windows, _stage(on_stage, "calibrate"))
+    if request.kind == "fp8":
+        return None
+    return Calibration(decoder, windows, _stage(on_stage, "calibrate"), has_moments=request.kind == "int4")
 
 
 def _load(checkpoint: Checkpoint, device: str, progress: Progress = lambda done, total: None) -> Decoder:
@@ -122,7 +127,7 @@ def _write(
     checkpoint: Checkpoint,
     config: dict[str, Any],
     request: Request,
-    inputs: list[LayerInputs] | None,
+    calibration: Calibration | None,
     kept: frozenset[str],  # matrices that stay in 16 bits
     output: OutputDirectory,
     on_stage: OnStage,
@@ -133,11 +138,13 @@ def _write(
     output.add({name: checkpoint.tensor(name).to(dtype) for name in spec.outer_shapes()})
     for index in range(spec.num_layers):
         tensors = {name: checkpoint.tensor(name).to(device) for name in spec.layer_shapes(index)}
-        if inputs is not None:
-            _fold(spec, index, tensors, inputs[index], _choose_scales(request.kind, group_len))
+        inputs = None if calibration is None else calibration.inputs_of(index)
+        if inputs is not None and request.kind == "int8":
+            for fold in folds_of(spec, index, inputs):
+                apply(fold, tensors)
         for name, tensor in tensors.items():
             if name.endswith("_proj.weight") and name not in kept:
-                weight = _quantized(tensor, request.kind, group_len, _importance(name, inputs, index))
+                weight = _quantized(tensor, request.kind, group_len, None if inputs is None else inputs.of(name))
                 output.add(stored_tensors(name, weight, dtype))
             else:
                 output.add({name: tensor.to(dtype)})
@@ -154,39 +161,22 @@ def _stage(on_stage: OnStage, name: str) -> Progress:
 
 
 def _group_len(spec: ModelSpec) -> int:
-    """The largest groups of four bits that divide the rows of all matrices: a config states one length."""
+    """The largest groups of four bits that divide the rows of all matrices: a config states one length. Small models
+    lose most by rounding, and get the smallest groups (docs/quantization.md)."""
     widths = (spec.hidden_size, spec.q_size, spec.intermediate_size)
-    found = next((size for size in _GROUP_LENS if all(width % size == 0 for width in widths)), None)
+    lengths = _GROUP_LENS if spec.hidden_size >= _MIN_WIDTH_OF_LARGE_GROUPS else _GROUP_LENS[-1:]
+    found = next((size for size in lengths if all(width % size == 0 for width in widths)), None)
     if found is None:
-        raise UnsupportedModelError(f"rows of {widths} weights divide into no groups of {_GROUP_LENS[-1]} or more")
+        raise UnsupportedModelError(f"rows of {widths} weights divide into no groups of {lengths[-1]} or more")
     return found
 
 
-def _choose_scales(kind: Kind, group_len: int) -> ChooseScales | None:
-    if kind == "int8":
-        return smooth_scales
-    return functools.partial(aware_scales, group_len=group_len) if kind == "int4" else None
-
-
-def _fold(
-    spec: ModelSpec, index: int, tensors: dict[str, Tensor], inputs: LayerInputs, choose: ChooseScales | None
-) -> None:
-    for fold in folds_of(spec, index, inputs) if choose is not None else ():
-        assert choose is not None
-        apply(fold, tensors, choose)
-
-
-def _quantized(tensor: Tensor, kind: Kind, group_len: int, importance: Tensor | None) -> QuantizedWeight:
-    if kind == "int4":
-        return quantize_int4(tensor, group_len, importance=importance)
-    return quantize(tensor, kind)
-
-
-def _importance(name: str, inputs: list[LayerInputs] | None, index: int) -> Tensor | None:
-    """The mean squares of the inputs of `o_proj`, the one matrix without a fold."""
-    if inputs is None or not name.endswith("o_proj.weight"):
-        return None
-    return inputs[index].output.sample().square().mean(0)
+def _quantized(tensor: Tensor, kind: Kind, group_len: int, inputs: Inputs | None) -> QuantizedWeight:
+    if kind != "int4":
+        return quantize(tensor, kind)
+    if inputs is None or inputs.moments is None:
+        return quantize_int4(tensor, group_len, has_zeros=True)
+    return quantize_compensated(tensor, inputs.moments, group_len)
 
 
 def _copy_others(source: Path, output: OutputDirectory) -> None:
@@ -206,10 +196,10 @@ def _report(
 ) -> Report:
     methods = {
         "int8": "SmoothQuant",
-        "int4": "activation-aware scales, groups, searched clips",
+        "int4": "error compensation (GPTQ), groups with zero points",
         "fp8": "round to nearest",
     }
-    plain = {"int8": "round to nearest", "int4": "groups, searched clips", "fp8": "round to nearest"}
+    plain = {"int8": "round to nearest", "int4": "groups with zero points, searched clips", "fp8": "round to nearest"}
     return Report(
         kind=request.kind,
         method=plain[request.kind] if request.data is None else methods[request.kind],
@@ -226,6 +216,8 @@ def _report(
 def _evaluated_with(request: Request) -> str:
     if request.device == "cuda":
         return "weights and activations as they are served, on a GPU"
+    if request.kind == "int8":
+        return "weights and activations as a CPU serves them; a GPU rounds activations with one scale per token"
     return "quantized weights in float32 on a CPU; activations are not rounded"
 
 

@@ -14,15 +14,16 @@ _FORMATS = {"fp8": "float-quantized", "int8": "int-quantized", "int4": "pack-qua
 
 
 def stored_tensors(name: str, weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the tensors of a symmetric matrix, by name. `dtype`: of four-bit scales, which readers expect in the type
-    of the model."""
+    """Returns the tensors of a matrix, by name. `dtype`: of four-bit scales, which readers expect in the type of the
+    model."""
     stem = name.removesuffix(".weight")
     if not isinstance(weight, Int4Weight):
         return {name: weight.values, f"{stem}.weight_scale": weight.scales}
-    assert weight.zeros is None and weight.order is None
+    assert weight.zeros is not None and weight.order is None
     return {
         f"{stem}.weight_packed": pack_words(weight.values),
         f"{stem}.weight_scale": weight.scales.to(dtype),
+        f"{stem}.weight_zero_point": pack_words(weight.zeros.t()).t().contiguous(),
         f"{stem}.weight_shape": torch.tensor(weight.values.shape),
     }
 
@@ -41,7 +42,7 @@ def quantization_config(kind: Kind, group_len: int, ignored: list[str]) -> dict[
     weights: dict[str, Any] = {
         "num_bits": 4 if kind == "int4" else 8,
         "type": number,
-        "symmetric": True,
+        "symmetric": kind != "int4",
         "strategy": "group" if kind == "int4" else "channel",
         "group_size": group_len if kind == "int4" else None,
         "dynamic": False,

@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from headrace.config import Quantization
+from headrace.kernels import ops
+from headrace.kernels.quantized import quantize
+
 GPU_COPY_BYTES = (1 << 30, 1 << 28, 1 << 26)  # a GPU's L2 cache holds up to 50 MB
 CPU_COPY_BYTES = (1 << 28, 1 << 26)
 GPU_GEMM_SIZES = (8192, 4096, 2048)
@@ -29,17 +33,19 @@ class Probe(NamedTuple):
     note: str
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype, *, is_fp8: bool = False) -> Probe:
-    """Measure a device. Takes about half a second; nothing else may run on it."""
+def measure_ceilings(device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None) -> Probe:
+    """Measure a device, with the GEMM of weights that are quantized so. Takes about half a second; nothing else may run
+    on it."""
     is_gpu = device.type == "cuda"
     with torch.inference_mode():
         copies = _fitting(GPU_COPY_BYTES, lambda size: 2 * size, device) if is_gpu else CPU_COPY_BYTES
         bandwidth, num_bytes = _first_that_fits(copies, lambda size: _copy_rate(size, device))
         gemms = _fitting(GPU_GEMM_SIZES, lambda size: 8 * size**2, device) if is_gpu else CPU_GEMM_SIZES
-        rate, size = _first_that_fits(gemms, lambda size: _gemm_rate(size, device, dtype, is_fp8=is_fp8))
-    kind = "FP8" if is_fp8 else str(dtype).removeprefix("torch.")
+        kind = _kind_of_gemm(device, quantization)
+        rate, size = _first_that_fits(gemms, lambda size: _gemm_rate(size, device, dtype, kind))
+    name = str(dtype).removeprefix("torch.") if kind is None else kind.upper()
     copied = "no copy fitted" if bandwidth is None else f"copy of {num_bytes >> 20} MiB"
-    multiplied = "no GEMM fitted" if rate is None else f"{kind} GEMM of {size} x {size} x {size}"
+    multiplied = "no GEMM fitted" if rate is None else f"{name} GEMM of {size} x {size} x {size}"
     return Probe(bandwidth, rate, f"{copied}, {multiplied}")
 
 
@@ -66,10 +72,18 @@ def _copy_rate(num_bytes: int, device: torch.device) -> float:
     return 2 * num_bytes / _seconds_of(lambda: target.copy_(source), device)
 
 
-def _gemm_rate(size: int, device: torch.device, dtype: torch.dtype, *, is_fp8: bool) -> float:
+def _kind_of_gemm(device: torch.device, quantization: Quantization | None) -> Quantization | None:
+    """Other kinds are measured with a GEMM in the type of the activations."""
+    return quantization if quantization == ("fp8" if device.type == "cuda" else "int8") else None
+
+
+def _gemm_rate(size: int, device: torch.device, dtype: torch.dtype, kind: Quantization | None) -> float:
     # Random values: a GPU multiplies zeros faster, since they cost less power.
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    if not is_fp8:
+    if device.type != "cuda":  # as steps multiply
+        packed = ops.pack_linear(b) if kind is None else ops.pack_quantized(quantize(b, kind), None, dtype)
+        return 2 * size**3 / _seconds_of(lambda: packed(a), device)
+    if kind is None:
         out = torch.empty_like(a)
         return 2 * size**3 / _seconds_of(lambda: torch.mm(a, b, out=out), device)
     left, right = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()

@@ -190,6 +190,8 @@ def _all(space: Space) -> Iterable[Knob]:
         yield knob("num_threads", [n for n in (threads // 2, threads - 1) if n >= 1], "CPU threads of the model")
     if space.is_gpu:
         yield from _gpu_knobs(space, knob)
+    elif space.allows_quality_change and space.engine == "headrace":
+        yield knob("quantization", ["int8"], "weights and activations of eight bits", changes_quality=True)
     if space.serves and space.engine == "headrace":
         yield knob("max_queue_delay_us", QUEUE_DELAYS_US, "batching delay of the server")
     yield knob("speculative_config", [NGRAM], "speculates with n-grams of the prompt", grows_memory=True)

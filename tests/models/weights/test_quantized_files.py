@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 
 from headrace.errors import UnsupportedModelError
+from headrace.kernels.cpu.linear import Int8Linear
+from headrace.kernels.cpu.panels import IS_SUPPORTED
 from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
 from headrace.models import load_decoder, open_checkpoint
-from headrace.models.quantized import kept_in_16_bits, read_quantization
+from headrace.models.quantized import StoredQuantization, kept_in_16_bits, read_quantization
 from headrace.models.weights.source import Slice
+from headrace.quantize.evaluate import prefill, score
 from tests.models.quantized_checkpoints import LAYOUTS, compressed, write
 
 CPU = torch.device("cpu")
@@ -62,16 +66,32 @@ def test_a_part_that_cuts_through_groups_is_dequantized(tmp_path: Path) -> None:
 def test_a_cpu_computes_with_the_dequantized_weights(layout: str, tmp_path: Path) -> None:
     write(tmp_path, *LAYOUTS[layout])
     decoder = load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.float32)
-    from headrace.quantize.evaluate import score
-
     assert score(decoder, torch.arange(64, dtype=torch.int32)[None]).perplexity > 1.0
+
+
+@pytest.mark.skipif(not IS_SUPPORTED, reason="needs an x86 CPU with AVX2")
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_cpu_keeps_int8_weights_and_agrees_with_the_dequantized_ones(
+    is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *LAYOUTS["compressed int8"])
+    checkpoint = open_checkpoint(str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(StoredQuantization, "stays_packed_on", lambda self, device: False)
+        exact = load_decoder(checkpoint, dtype=torch.float32)
+    if not is_stored:  # rounds the numbers of the same checkpoint again, which leaves them as they are
+        checkpoint = replace(checkpoint, spec=replace(checkpoint.spec, quantization=None))
+    found = load_decoder(checkpoint, dtype=torch.float32, quantization="int8")
+    assert isinstance(found.layers[0].mlp.down, Int8Linear)
+    assert found.num_bytes < exact.num_bytes * 0.4
+    ids = torch.arange(64, dtype=torch.int32)
+    expected = exact.logits(prefill(exact, ids))
+    assert float((found.logits(prefill(found, ids)) - expected).norm() / expected.norm()) < 0.05
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_gpu_keeps_the_weights_quantized_and_agrees_with_the_cpu(layout: str, tmp_path: Path) -> None:
-    from headrace.quantize.evaluate import prefill
-
     write(tmp_path, *LAYOUTS[layout])
     checkpoint = open_checkpoint(str(tmp_path))
     ids = torch.arange(64, dtype=torch.int32)

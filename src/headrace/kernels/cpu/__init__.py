@@ -5,7 +5,8 @@
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads
     recurrent.py    causal convolutions and recurrent states, in PyTorch
-    linear.py       GEMMs with weights that MKL packed at load
+    linear.py       linear layers: weights packed at load
+    gemm.py, gemm_int8.py, panels.py   their GEMMs, in float32 and in INT8, and what both share
     norms.py, activation.py, bitmask.py   elementwise operations
     sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
     disk_cache.py   where compiled kernels are stored
@@ -25,7 +26,7 @@ from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # n
 from headrace.kernels.cpu.attention import latent_attention, paged_attention  # noqa: E402
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
-from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear  # noqa: E402
+from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear, pack_quantized  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
@@ -70,6 +71,7 @@ __all__ = [
     "layer_norm",
     "pack_experts",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "relu",
     "relu2",

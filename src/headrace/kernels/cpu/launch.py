@@ -143,6 +143,7 @@ def _pointer_to(element: Any) -> Any:
 floats = _pointer_to(types.float32)
 int32s = _pointer_to(types.int32)
 int64s = _pointer_to(types.int64)
+uint8s = _pointer_to(types.uint8)
 
 
 @intrinsic

@@ -1,80 +1,95 @@
-"""GEMMs with weights that MKL packs once, at load.
+"""Linear layers: weights packed once, at load, for the GEMMs of float32 or of INT8.
 
-Packed weights are faster from a handful of rows on, most of all for the few dozen rows of a decode step. With a single
-row both forms are limited by memory bandwidth, and the packed one is slightly slower; keeping the plain weight for that
-case would double the model's memory.
+The packed form serves any number of rows. The weights are not kept in any other one: that would double the model's
+memory.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from headrace.kernels import reference
+from headrace.kernels.cpu import gemm, gemm_int8
+from headrace.kernels.cpu.panels import IS_SUPPORTED, padded
+from headrace.kernels.quantized import Int8Weight, QuantizedWeight, dequantize
+from headrace.kernels.ranges import OPERATION, Ranges
 
-_ROWS_HINT = 256  # one packing serves any number of rows; the hint only guides MKL's choice of block sizes
-_CHECKED_ROWS = (1, 5, 48)
-_CHECKED_OUTPUTS = 1024  # spread over all, of a matrix with more: the plain GEMM of a head takes seconds
 
-
-class PackedLinear:
-    """A weight matrix and its bias, packed by MKL where that works, else transposed for a plain GEMM."""
+class _Linear(ABC):
+    """While a profiler records, `ranges` puts each GEMM into a range, as `ops` does with other operations."""
 
     takes_fp8 = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        weight = weight.detach().contiguous()
-        self._bias = None if bias is None else bias.detach().contiguous()
-        self._shape = torch.zeros(1, 1).expand(weight.shape)  # MKL's operator reads only the shape
-        self._packed = pack(weight)
-        self._transposed = None if self._packed is not None else weight.t().contiguous()
+    ranges: ClassVar[Ranges | None] = None
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
-        if self._packed is None:
-            assert self._transposed is not None
-            return x @ self._transposed if self._bias is None else torch.addmm(self._bias, x, self._transposed)
-        return multiply(x, self._packed, self._shape, self._bias)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        if _Linear.ranges is None:
+            return self._multiply(x)
+        with _Linear.ranges(f"{OPERATION}linear"):
+            return self._multiply(x)
+
+    @abstractmethod
+    def _multiply(self, x: Tensor) -> Tensor: ...
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # [N, K], [N]
-    return PackedLinear(weight, bias)
+class PackedLinear(_Linear):
+    """A weight matrix and its bias as panels."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._num_out = len(weight)
+        self._packed = gemm.pack(weight.detach())
+        self._bias = padded(_bias_of(bias, self._num_out))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return gemm.multiply(x, self._packed, self._bias, self._num_out)
+
+
+class TransposedLinear(_Linear):
+    """A weight matrix and its bias for torch's own GEMM."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._transposed, self._bias = weight.detach().t().contiguous(), bias
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return x @ self._transposed if self._bias is None else torch.addmm(self._bias, x, self._transposed)
+
+
+class Int8Linear(_Linear):
+    """INT8 weights as panels; rows are quantized as they come, with a scale for each chunk of their inputs."""
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None = None) -> None:
+        self._num_out = len(weight.values)
+        self._packed = gemm_int8.pack(weight.values, weight.scales.flatten(), _bias_of(bias, self._num_out))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return gemm_int8.multiply_packed(x, self._packed, self._num_out)
+
+
+def _bias_of(bias: Tensor | None, num_out: int) -> Tensor:
+    return torch.zeros(num_out) if bias is None else bias
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | TransposedLinear:  # [N, K], [N]
+    return (PackedLinear if IS_SUPPORTED else TransposedLinear)(weight, bias)
 
 
 def pack_experts(weight: Tensor) -> reference.PackedExperts:  # [E, N, K]
-    return reference.PackedExperts(weight, PackedLinear)
+    return reference.PackedExperts(weight, pack_linear)
 
 
-def pack(weight: Tensor) -> Tensor | None:
-    """Returns the weight as MKL packs it, or None where torch has no MKL or its results are wrong."""
-    if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
-        return None
-    packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, _ROWS_HINT)
-    if weight.shape not in _is_shape_right:
-        _is_shape_right[weight.shape] = _is_right(packed, weight)
-    return packed if _is_shape_right[weight.shape] else None
+def pack_quantized(
+    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
+) -> PackedLinear | TransposedLinear | Int8Linear:
+    """Keeps INT8 weights as they are, and dequantizes others."""
+    if isinstance(weight, Int8Weight) and IS_SUPPORTED:
+        return Int8Linear(weight, bias)
+    return pack_linear(dequantize(weight).to(dtype), bias)
 
 
-_is_shape_right: dict[torch.Size, bool] = {}  # the operator is not public: each shape is checked once per process
-
-
-def _is_right(packed: Tensor, weight: Tensor) -> bool:
-    num_columns = weight.shape[1]
-    shape = torch.zeros(1, 1).expand(weight.shape)
-    checked = torch.arange(0, len(weight), -(-len(weight) // _CHECKED_OUTPUTS))
-    for num_rows in _CHECKED_ROWS:
-        x = torch.linspace(-1.0, 1.0, num_rows * num_columns).view(num_rows, num_columns).sin_()
-        expected = x @ weight[checked].t()
-        got = multiply(x, packed, shape, None)[:, checked]
-        if not torch.allclose(got, expected, rtol=1e-3, atol=1e-3 * _size(expected)):
-            return False
-    return True
-
-
-def _size(x: Tensor) -> float:
-    return float(x.abs().max())
-
-
-def multiply(x: Tensor, packed: Tensor, shape: Tensor, bias: Tensor | None) -> Tensor:
-    # The last argument must be x's own number of rows: with any other, the operator multiplies by `shape` instead.
-    out: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.shape[0])
-    return out
+def record_ranges(ranges: Ranges | None) -> None:
+    """See `ops.record_ranges`."""
+    _Linear.ranges = None if ranges is None else staticmethod(ranges)

@@ -1,6 +1,7 @@
 """SIMD vectors of float32 for numba: a register type and the instructions that the kernels use.
 
 A `Vector` is one hardware register of LANES floats. LANES follows the machine, and numba's cache is keyed by it too.
+The functions that take a builder emit the same instructions into code that a kernel generates itself.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Vector: TypeAlias = Any  # a register inside a kernel, as mypy sees it
 
 _FLOAT = ir.FloatType()
 _INT = ir.IntType(32)
-_FLOATS = ir.VectorType(_FLOAT, LANES)
-_INTS = ir.VectorType(_INT, LANES)
+FLOATS = ir.VectorType(_FLOAT, LANES)
+INTS = ir.VectorType(_INT, LANES)
 
 
 class VectorType(types.Type):
@@ -33,18 +34,18 @@ vector = VectorType()
 @register_model(VectorType)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Any) -> None:
-        super().__init__(manager, fe_type, _FLOATS)
+        super().__init__(manager, fe_type, FLOATS)
 
 
-def _constants(value: float) -> ir.Constant:
-    return ir.Constant(_FLOATS, [value] * LANES)
+def constants(value: float) -> ir.Constant:
+    return ir.Constant(FLOATS, [value] * LANES)
 
 
 def _integers(values: list[int]) -> ir.Constant:
-    return ir.Constant(_INTS, values)
+    return ir.Constant(INTS, values)
 
 
-def _splat(builder: ir.IRBuilder, value: ir.Value, of: ir.VectorType) -> ir.Value:
+def emit_splat(builder: ir.IRBuilder, value: ir.Value, of: ir.VectorType) -> ir.Value:
     one = builder.insert_element(ir.Constant(of, ir.Undefined), value, _INT(0))
     return builder.shuffle_vector(one, ir.Constant(of, ir.Undefined), _integers([0] * LANES))
 
@@ -55,12 +56,17 @@ def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, fl
     return builder.call(function, args, fastmath=flags)
 
 
-def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    return _call(builder, "llvm.fmuladd", _FLOATS, a, b, c)
+def emit_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    return _call(builder, "llvm.fmuladd", FLOATS, a, b, c)
 
 
-def _vector_pointer(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> ir.Value:
-    return builder.bitcast(builder.gep(pointer, [index]), _FLOATS.as_pointer())
+def emit_load(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value, of: ir.VectorType = FLOATS) -> ir.Value:
+    """Loads LANES elements from pointer[index] on; any alignment."""
+    return builder.load(builder.bitcast(builder.gep(pointer, [index]), of.as_pointer()), align=4)
+
+
+def emit_store(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value, value: ir.Value) -> None:
+    builder.store(value, builder.bitcast(builder.gep(pointer, [index]), value.type.as_pointer()), align=4)
 
 
 @intrinsic
@@ -68,7 +74,7 @@ def load(typing: Any, pointer: Any, index: Any) -> Any:
     """Loads LANES floats from pointer[index] on; any alignment."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_vector_pointer(builder, *args), align=4)
+        return emit_load(builder, *args)
 
     return vector(types.CPointer(types.float32), types.intp), emit
 
@@ -76,7 +82,7 @@ def load(typing: Any, pointer: Any, index: Any) -> Any:
 @intrinsic
 def store(typing: Any, pointer: Any, index: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _vector_pointer(builder, args[0], args[1]), align=4)
+        emit_store(builder, *args)
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.float32), types.intp, vector), emit
@@ -101,7 +107,7 @@ def splat(typing: Any, value: Any) -> Any:
     """Returns the same number in every lane."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _splat(builder, args[0], _FLOATS)
+        return emit_splat(builder, args[0], FLOATS)
 
     return vector(types.float32), emit
 
@@ -111,7 +117,7 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """Returns a * b + c."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _fma(builder, *args)
+        return emit_fma(builder, *args)
 
     return vector(vector, vector, vector), emit
 
@@ -158,12 +164,20 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
+def absolute(typing: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, "llvm.fabs", FLOATS, args[0])
+
+    return vector(vector), emit
+
+
+@intrinsic
 def lanes_from(typing: Any, first: Any) -> Any:
     """Returns first, first + 1, ... as floats."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        firsts = _splat(builder, builder.trunc(args[0], _INT), _INTS)
-        return builder.sitofp(builder.add(firsts, _integers(list(range(LANES)))), _FLOATS)
+        firsts = emit_splat(builder, builder.trunc(args[0], _INT), INTS)
+        return builder.sitofp(builder.add(firsts, _integers(list(range(LANES)))), FLOATS)
 
     return vector(types.intp), emit
 
@@ -175,9 +189,9 @@ def only_lanes(typing: Any, value: Any, begin: Any, end: Any, other: Any) -> Any
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value, begin, end, other = args
         lanes = _integers(list(range(LANES)))
-        begins, ends = (_splat(builder, builder.trunc(edge, _INT), _INTS) for edge in (begin, end))
+        begins, ends = (emit_splat(builder, builder.trunc(edge, _INT), INTS) for edge in (begin, end))
         inside = builder.and_(builder.icmp_signed(">=", lanes, begins), builder.icmp_signed("<", lanes, ends))
-        return builder.select(inside, value, _splat(builder, other, _FLOATS))
+        return builder.select(inside, value, emit_splat(builder, other, FLOATS))
 
     return vector(vector, types.intp, types.intp, types.float32), emit
 
@@ -218,18 +232,18 @@ def exp(typing: Any, value: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x = args[0]
-        too_small = builder.fcmp_ordered("<", x, _constants(_SMALLEST))
-        too_large = builder.fcmp_ordered(">", x, _constants(_LARGEST))
-        rounded = _fma(builder, x, _constants(1.0 / math.log(2.0)), _constants(_ROUNDER))
-        n = builder.fsub(rounded, _constants(_ROUNDER))
-        rest = _fma(builder, n, _constants(-_LN2_HIGH), x)
-        rest = _fma(builder, n, _constants(-_LN2_LOW), rest)
-        series = _constants(1.0 / math.factorial(7))
+        too_small = builder.fcmp_ordered("<", x, constants(_SMALLEST))
+        too_large = builder.fcmp_ordered(">", x, constants(_LARGEST))
+        rounded = emit_fma(builder, x, constants(1.0 / math.log(2.0)), constants(_ROUNDER))
+        n = builder.fsub(rounded, constants(_ROUNDER))
+        rest = emit_fma(builder, n, constants(-_LN2_HIGH), x)
+        rest = emit_fma(builder, n, constants(-_LN2_LOW), rest)
+        series = constants(1.0 / math.factorial(7))
         for power in range(6, -1, -1):
-            series = _fma(builder, series, rest, _constants(1.0 / math.factorial(power)))
-        exponent = builder.shl(builder.bitcast(rounded, _INTS), _integers([23] * LANES))
-        scaled = builder.bitcast(builder.add(builder.bitcast(series, _INTS), exponent), _FLOATS)
-        scaled = builder.select(too_large, _constants(math.inf), scaled)
-        return builder.select(too_small, _constants(0.0), scaled)
+            series = emit_fma(builder, series, rest, constants(1.0 / math.factorial(power)))
+        exponent = builder.shl(builder.bitcast(rounded, INTS), _integers([23] * LANES))
+        scaled = builder.bitcast(builder.add(builder.bitcast(series, INTS), exponent), FLOATS)
+        scaled = builder.select(too_large, constants(math.inf), scaled)
+        return builder.select(too_small, constants(0.0), scaled)
 
     return vector(vector), emit

@@ -57,6 +57,8 @@ class WeightReader:
         self._scales = dict(spec.weight_scales)
         self._quantization = quantization  # of the layers' matrices, at load
         self._kept = kept_in_16_bits(shards.whole.num_layers)
+        stored = spec.quantization
+        self._keeps_stored = stored is not None and stored.stays_packed_on(device.type)
         self._dtype = dtype
         self.device = device
         self._progress = progress
@@ -90,7 +92,7 @@ class WeightReader:
     def _plain_linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         weights = tuple(f"{name}.weight" for name in names)
-        if self.device.type == "cuda" and not self._scales:
+        if self._keeps_stored and not self._scales:
             stored = read_stored(self.source, weights, self.device, self._row_order)
             if stored is not None:
                 self._count_read(stored.values.numel())

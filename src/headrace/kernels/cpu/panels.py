@@ -1,0 +1,101 @@
+"""What the GEMMs of float32 and of INT8 share: how weights and rows are divided, and the loops that they emit.
+
+    panel   PANEL outputs whose weights are stored together, the outputs innermost
+    tile    up to TILE_ROWS rows times one panel: its sums stay in registers while the panel is read once
+    task    some panels times a block of up to ROW_BLOCK rows, claimed by one thread
+
+A GEMM of few rows is one pass over the weights, as that of a single row. Sums are added in the same order for any
+number of rows and threads, so a row's result does not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from llvmlite import binding, ir
+from torch import Tensor
+
+from headrace.kernels.cpu.launch import Pointer, inner
+from headrace.kernels.cpu.vectors import LANES
+
+FEATURES = binding.get_host_cpu_features()
+# Registers and instructions are chosen for x86. Elsewhere torch's own GEMM is used.
+IS_SUPPORTED = platform.machine() in ("x86_64", "AMD64") and bool(
+    FEATURES.get("avx2") and FEATURES.get("fma") and (LANES == 8 or FEATURES.get("avx512bw"))
+)
+
+NUM_VECTORS = 3
+PANEL = NUM_VECTORS * LANES
+TILE_ROWS = 8 if LANES == 16 else 4  # sums take 24 of the 32 registers of AVX-512, 12 of the 16 of AVX2
+ROW_BLOCK = 64
+TASKS_PER_THREAD = 8  # a slow core takes fewer of them
+SIZE = ir.IntType(64)
+
+
+class Tasks(NamedTuple):
+    row_block: int
+    panels_per_task: int
+    tasks_per_block: int  # of rows
+    num_tasks: int
+
+
+def tasks_of(num_rows: int, num_panels: int) -> Tasks:
+    """Divides a GEMM into tasks."""
+    num_blocks = -(-num_rows // ROW_BLOCK)
+    rows = -(-num_rows // num_blocks)
+    panels_per_task = max(1, num_panels * num_blocks // (TASKS_PER_THREAD * torch.get_num_threads()))
+    tasks_per_block = -(-num_panels // panels_per_task)
+    row_block = -(-rows // TILE_ROWS) * TILE_ROWS
+    return Tasks(row_block, panels_per_task, tasks_per_block, -(-num_rows // row_block) * tasks_per_block)
+
+
+def padded(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:  # [N] -> [panels * PANEL]
+    """Appends zeros, so that the last panel has a value for each of its outputs."""
+    return torch.nn.functional.pad(values.detach().to(dtype), (0, -len(values) % PANEL)).contiguous()
+
+
+@inner
+def copy_columns(source: Pointer, out: Pointer, num_rows: int, num_columns: int, out_stride: int) -> None:
+    """Copies the first columns of [rows, PANEL]."""
+    for row in range(num_rows):
+        for column in range(num_columns):
+            out[row * out_stride + column] = source[row * PANEL + column]
+
+
+def emit_for_rows(builder: ir.IRBuilder, num_rows: ir.Value, emit: Callable[[int], None]) -> None:
+    """Emits code for each number of rows that a tile may have, and the choice between them."""
+    counts = range(1, TILE_ROWS + 1)
+    blocks = [builder.append_basic_block(f"rows{count}") for count in counts]
+    end = builder.append_basic_block("end")
+    choice = builder.switch(num_rows, blocks[-1])
+    for count, block in zip(counts, blocks, strict=True):
+        if block is not blocks[-1]:
+            choice.add_case(SIZE(count), block)
+        builder.position_at_end(block)
+        emit(count)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+def emit_sums(
+    builder: ir.IRBuilder,
+    depth: ir.Value,
+    zeros: list[ir.Value],
+    step: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:
+    """Emits a loop over k from 0 to `depth`, at least once, with all sums in registers. `step` emits the instructions
+    of one k: it takes k and the sums so far, and returns the new ones."""
+    before, loop, end = builder.block, builder.append_basic_block("k"), builder.append_basic_block("summed")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k, sums = builder.phi(SIZE), [builder.phi(zero.type) for zero in zeros]
+    results = [builder.add(k, SIZE(1)), *step(k, sums)]
+    for phi, first, result in zip([k, *sums], [SIZE(0), *zeros], results, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(result, builder.block)
+    builder.cbranch(builder.icmp_signed("<", results[0], depth), loop, end)
+    builder.position_at_end(end)
+    return results[1:]
