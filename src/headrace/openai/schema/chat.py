@@ -18,6 +18,7 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
