@@ -277,11 +277,12 @@ def _differences(states: Sequence[EngineState]) -> Iterator[str]:
 
 def print_warnings(options: ServerOptions, keys: Keys, print_line: PrintLine) -> None:
     """Warn about a server that others can reach without keys, or without encryption."""
-    if not keys.are_required and not _is_loopback(options.host):
+    is_local = options.uds is not None or _is_loopback(options.host)
+    if not keys.are_required and not is_local:
         print_line(
             f"warning: anyone who can reach {options.host} can use this server; set --api-key-file to require keys"
         )
-    if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):
+    if keys.are_required and options.ssl_certfile is None and not is_local:
         print_line("warning: keys and texts are sent unencrypted; use --ssl-certfile, or a TLS proxy")
 
 
