@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import time
@@ -38,6 +38,8 @@ class Reservation(Protocol):
 
 class RequestQueue(Protocol):
     @property
+    def num_in_flight(self) -> int: ...
+    @property
     def oldest_wait_s(self) -> float: ...
     @property
     def usage(self) -> float | None: ...
@@ -65,6 +67,7 @@ class State(Protocol):
     @property
     def is_alive(self) -> bool: ...
     def refuse_reason(self) -> str | None: ...
+    def going_to_sleep(self) -> AbstractContextManager[None]: ...
 
 
 class BatchDispatcher(Protocol):
