@@ -64,7 +64,9 @@ _KNOWN: dict[str, dict[str, Any]] = {
 }
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    folder = config.rootpath / "python/sglang/test/kits"
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before any conftest.py of the checkout is imported."""
+    folder = early_config.rootpath / "python/sglang/test/kits"
     stand_ins.replace_tokenizers()
     stand_ins.install(("sglang",), _KNOWN, from_files={"sglang.test.kits": folder})
