@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -47,6 +48,7 @@ from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.response_archive import ResponseArchive
+from headrace.server.sagemaker_sessions import SageMakerSessions
 from headrace.server.self_monitor import SelfMonitor
 from headrace.server.services import Traces
 from headrace.server.state import ServerState
@@ -196,6 +198,7 @@ class Server:
             traces=traces,
             gpus=self.gpus,
             response_archive=archive,
+            sagemaker_sessions=SageMakerSessions.of(os.environ),
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,

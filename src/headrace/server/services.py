@@ -21,6 +21,7 @@ from headrace.monitor.times import RequestTimes
 from headrace.server.batch.service import BatchService
 from headrace.server.options import ServerOptions
 from headrace.server.response_store import Archive, ResponseStore
+from headrace.server.sagemaker_sessions import SageMakerSessions
 from headrace.types import Request
 
 
@@ -133,6 +134,7 @@ class Services:
     response_archive: Archive | None = None  # None: stored responses end with the server
     responses: ResponseStore = field(init=False)  # those of /v1/responses
     background: set[asyncio.Task[None]] = field(default_factory=set)  # responses that are generated without a client
+    sagemaker_sessions: SageMakerSessions | None = None  # None: they are off
     asleep: set[str] = field(default_factory=set)  # the parts of the engine that sleep, by vLLM's tags
     instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
 
