@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.openai.schema.common import SamplingFields
+from headrace.openai.schema.common import FormFields
 
 
-class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatFields(FormFields, kw_only=True, forbid_unknown_fields=True):
     """All fields but the conversation."""
 
     max_completion_tokens: int | None = None
