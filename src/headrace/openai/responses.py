@@ -189,7 +189,7 @@ class RawMessage:
     token_ids: Sequence[int]
 
     def to_json(self) -> dict[str, Any]:
-        return {"type": "raw_message_tokens", "message": self.text, "tokens": [int(token) for token in self.token_ids]}
+        return {"type": "raw_message_tokens", "message": self.text, "tokens": list(self.token_ids)}
 
 
 class ResponseWriter:

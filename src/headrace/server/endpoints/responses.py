@@ -155,7 +155,7 @@ class AskedResponse:
 
 
 def _shown(request: ResponsesRequest, prompt: TokenizedPrompt) -> RawMessage | None:
-    return RawMessage(prompt.text or "", prompt.token_ids) if request.enable_response_messages else None
+    return RawMessage(prompt.text or "", prompt.token_ids.tolist()) if request.enable_response_messages else None
 
 
 def _previous(services: Services, request: ResponsesRequest, owner: str) -> StoredResponse | None:
