@@ -3,6 +3,7 @@ tests of LoRA, an adapter that changes nothing."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -18,10 +19,10 @@ from headrace.models import open_checkpoint
 from headrace.models.sources import locate
 from headrace.text import load_tokenizer
 from tests.clients.tools_model import TEMPLATE, write_tools_model
-from tests.compat.scripted_model import write_scripted_model
+from tests.compat import scripted_model
 from tests.engine.tiny_encoders import save_encoder
 
-SMOLLM2 = "smollm2"
+SMOLLM2, SCRIPTED, ENCODER = "smollm2", "scripted", "encoder"
 MAX_MODEL_LEN = 16384
 LORA_RANK = 8
 
@@ -41,21 +42,33 @@ class StandIn:
 
 
 class StandIns:
-    """Writes each model when it is first asked for."""
+    """Writes each model when it is first asked for, unless it was written by the same code before."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._written: dict[str, StandIn] = {}
+        sources = (Path(__file__), Path(scripted_model.__file__))
+        self._version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
     def __getitem__(self, name: str) -> StandIn:
-        if name not in self._written:
-            self._written[name] = WRITERS[name](self._folder / name)
-        return self._written[name]
+        folder, writer = self._folder / name, WRITERS[name]
+        stamp = folder / "written_by.txt"
+        if not stamp.exists() or stamp.read_text() != self._version:
+            folder.mkdir(parents=True, exist_ok=True)
+            writer.write(folder)
+            stamp.write_text(self._version)
+        return writer.stand_in(folder)
 
 
-def _smollm2(folder: Path) -> StandIn:
+@dataclass(frozen=True)
+class Writer:
+    """Writes one model into a folder that exists."""
+
+    write: Callable[[Path], None]
+    stand_in: Callable[[Path], StandIn]
+
+
+def _write_smollm2(folder: Path) -> None:
     """The embedded model with a template that shows tools, and with a longer context."""
-    folder.mkdir(parents=True, exist_ok=True)
     checkpoint, tokenizer_folder = folder / "model.gguf", folder / "tokenizer"
     write_tools_model(locate(SMOLLM2), checkpoint)
     command = [sys.executable, "-m", "gguf.scripts.gguf_set_metadata", "--force", str(checkpoint)]
@@ -71,24 +84,27 @@ def _smollm2(folder: Path) -> StandIn:
     }
     (tokenizer_folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     _write_adapter(folder / "adapter", num_layers=30, hidden=576, query=576, value=192)
-    return StandIn(SMOLLM2, checkpoint, tokenizer_folder, folder / "adapter")
 
 
-def _scripted(folder: Path) -> StandIn:
+def _write_scripted(folder: Path) -> None:
     """See `scripted_model.py`. Its tokenizer is SmolLM2's with more tokens."""
     tokenizer = load_tokenizer(open_checkpoint(SMOLLM2).text)
-    write_scripted_model(folder, tokenizer.serialized(), tokenizer.special_tokens)
-    return StandIn("scripted", folder, folder)
+    scripted_model.write_scripted_model(folder, tokenizer.serialized(), tokenizer.special_tokens)
 
 
-def _encoder(folder: Path) -> StandIn:
+def _write_encoder(folder: Path) -> None:
     """A small XLM-RoBERTa with random weights, for tests of an embedding model."""
-    folder.mkdir(parents=True, exist_ok=True)
     save_encoder(folder, "xlm-roberta", max_position_embeddings=514)
-    return StandIn("encoder", folder, folder)
 
 
-WRITERS: dict[str, Callable[[Path], StandIn]] = {SMOLLM2: _smollm2, "scripted": _scripted, "encoder": _encoder}
+WRITERS = {
+    SMOLLM2: Writer(
+        _write_smollm2,
+        lambda folder: StandIn(SMOLLM2, folder / "model.gguf", folder / "tokenizer", folder / "adapter"),
+    ),
+    SCRIPTED: Writer(_write_scripted, lambda folder: StandIn(SCRIPTED, folder, folder)),
+    ENCODER: Writer(_write_encoder, lambda folder: StandIn(ENCODER, folder, folder)),
+}
 
 
 def _write_adapter(folder: Path, *, num_layers: int, hidden: int, query: int, value: int) -> None:

@@ -30,13 +30,13 @@ and runs tests that are marked to be skipped on other hardware. `make compat VLL
 this page from checkouts of the two projects; the reasons are in `tests/compat/scope.toml`, the date and the commit of
 each test's last run in `tests/compat/results/`.
 
-Headrace {version} on a CPU, {dates}. The models:
+Headrace {version} on a CPU, {dates}. The models that stand for those of the tests:
 
-- SmolLM2-135M-Instruct, with a chat template that shows tools, in most files.
-- In tests of reasoning and tool calls, a tiny Qwen3 whose weights are computed to write one of a few texts: reasoning
-  between tags, then a short answer or a call of the test's tool (`tests/compat/scripted_model.py`). What is tested is
-  what the server makes of it.
-- In tests of an embedding model, a small encoder with random weights.
+- In most files a tiny Qwen3 whose weights are computed to write given texts (`tests/compat/scripted_model.py`):
+  reasoning between tags, then a short answer or a call of the test's tool; in `/v1/completions` prose without an end.
+  So these tests show what the server does, and nothing about a model.
+- SmolLM2-135M-Instruct, with a chat template that shows tools, in some; a small encoder with random weights in tests of
+  an embedding model. `tests/compat/results/` names the model of each.
 
 Tests that expect words, knowledge or token counts of another model cannot pass."""
 

@@ -8,6 +8,7 @@ a part can be run again; docs/compatibility.md is written from them.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -23,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.version import __version__
-from tests.compat.models import SMOLLM2, StandIn, StandIns
+from tests.compat.models import SCRIPTED, StandIn, StandIns
 from tests.compat.report import NO_REASON, Project, page
 from tests.compat.results import Result, merged, read_notes, read_results, write_results
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build/compat"
-NOTES, LOG = BUILD / "notes.jsonl", BUILD / "server.log"
+NOTES, LOG = BUILD / f"notes-{os.getpid()}.jsonl", BUILD / "server.log"
 PAGE = ROOT / "docs/compatibility.md"
 PACKAGES = (
     *("anthropic==0.125.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
@@ -60,7 +61,7 @@ class Suite:
     def model_of(self, path: Path) -> str:
         """The name of the model that stands for the one of a file's tests."""
         models: dict[str, list[str]] = self.scope.get("models", {})
-        return next((name for name, files in models.items() if any(str(path).endswith(f) for f in files)), SMOLLM2)
+        return next((name for name, files in models.items() if any(str(path).endswith(f) for f in files)), SCRIPTED)
 
 
 VLLM = Suite("vllm", "vllm_plugin", "tests/entrypoints")
@@ -91,7 +92,10 @@ class Runner:
             if result.message and result.outcome == "failed":
                 print(f"    {result.name}: {result.message[:300]!r}", flush=True)
         is_whole = is_done and self.only is None
-        write_results(suite.results, merged(read_results(suite.results), new, file=shown, is_whole=is_whole))
+        NOTES.unlink()
+        with (BUILD / f"{suite.name}.lock").open("w") as lock:  # two runs may end at the same time
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_results(suite.results, merged(read_results(suite.results), new, file=shown, is_whole=is_whole))
 
     def _run_pytest(self, suite: Suite, checkout: Path, path: Path, model: StandIn) -> bool:
         settings = {
@@ -100,6 +104,7 @@ class Runner:
             "log": str(LOG),
             "max_model_len": SHORT_LEN,
             "has_lora": self.has_lora,
+            "version": __version__,
             **model.settings(),
         }
         variables = {

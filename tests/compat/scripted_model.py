@@ -7,7 +7,8 @@ are computed here and not trained:
   to the piece that follows. So the next token depends on the last one.
 - The chat template names the script with a token before the answer. The one attention layer finds that token and adds
   its vector, which decides what follows </think>, a token that all scripts share.
-- Any other token is followed by what closes JSON soonest, so answers under a grammar are short.
+- Any other token is followed by what closes JSON soonest, so answers under a grammar are short; without a script, as in
+  /v1/completions, by the words of `PROSE`, which start again at their end.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ FOLLOWS, CHOSEN, LESS = (
     10.0,
     1.5,
 )  # logits: of what follows a piece; of the first piece of the chosen script; between wishes
+
+
+PROSE = (
+    " It was early in the morning when they left the harbour, and nobody on board had slept much. Fog lay over the "
+    "bay; somewhere a bell rang twice. Old Martin stood at the bow, his hands in his pockets, humming an unknown tune."
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,7 @@ class _Chain:
     follows: list[tuple[str, str]] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)  # the first piece of each script's reasoning
     firsts: list[str] = field(default_factory=list)  # and of its answer
+    first_word: str = ""  # of the prose
 
     def add(self, script: Script) -> None:
         reasoning, answer = self._split(script.reasoning), self._split(script.answer)
@@ -135,6 +143,12 @@ class _Chain:
         self.starts.append(reasoning[0])
         for run in ([*reasoning, END], [*answer, STOP]):
             self.follows += pairwise(run)
+
+    def add_prose(self) -> None:
+        """Text without an end. A quotation mark follows its last word, which ends a string in JSON."""
+        words = self._split(PROSE)
+        self.first_word = words[0]
+        self.follows += pairwise([*words, '"'])
 
     def _split(self, text: str) -> list[str]:
         """Pieces of a text, each in no other place and no token of the tokenizer."""
@@ -159,6 +173,7 @@ def write_scripted_model(folder: Path, tokenizer_json: str, special_tokens: dict
     chain = _Chain(tokenizer)
     for script in SCRIPTS:
         chain.add(script)
+    chain.add_prose()
     names = [f"<|script-{i}|>" for i in range(len(SCRIPTS))]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (START, END, *chain.pieces)])
@@ -212,6 +227,8 @@ def _weights(
     for place in (other, *(state[text] for text in OPENING)):
         for rank, text in enumerate(CLOSING, start=1):
             output[token(text), place] = FOLLOWS - rank * LESS
+    output[token(chain.first_word), other] = FOLLOWS
+    output[token(chain.first_word), known : known + len(names)] = -FOLLOWS
     for opening, closing in OPENING.items():
         output[token(closing), state[opening]] = FOLLOWS
 

@@ -1,7 +1,8 @@
 """A pytest plugin that lets vLLM's server tests run against Headrace: stands for the modules that they import.
 
 - `tests.utils` has a `RemoteOpenAIServer` that starts `headrace serve`.
-- `vllm` and its modules: a few functions that tests call to prepare a request; see `stand_ins` for the others.
+- `vllm` and its modules: a few functions that tests call to prepare a request, and the version of the server; see
+  `stand_ins` for the others.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ _KNOWN: dict[str, dict[str, Any]] = {
     "vllm.transformers_utils.repo_utils": {"hf_api": _Hub},
     "vllm.config": {"ModelConfig": _ModelConfig},
     "vllm.model_executor.model_loader.weight_utils": {"download_weights_from_hf": _config_only},
-    "vllm.version": {"__version__": "0.32.0", "_prev_minor_version": lambda: "0.31"},
+    "vllm.version": {"_prev_minor_version": lambda: "0.31"},
     "vllm.utils.network_utils": {"get_open_port": compat_server.free_port},
 }
 
@@ -171,7 +172,8 @@ def local_asset_server() -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before any conftest.py of the checkout is imported."""
     stand_ins.replace_tokenizers()
-    stand_ins.install(("vllm", "tests.conftest"), _KNOWN)
+    version = {"__version__": compat_server.settings()["version"], **_KNOWN["vllm.version"]}  # of the tested server
+    stand_ins.install(("vllm", "tests.conftest"), {**_KNOWN, "vllm.version": version})
     sys.modules["vllm.envs"] = _ENVIRONMENT  # type: ignore[assignment]
     sys.modules["tests.utils"] = _tests_utils(early_config.rootpath)
 
