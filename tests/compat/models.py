@@ -23,7 +23,7 @@ from tests.compat import scripted_model
 from tests.engine.tiny_encoders import save_encoder
 
 SMOLLM2, SCRIPTED, ENCODER = "smollm2", "scripted", "encoder"
-MAX_MODEL_LEN = 16384
+MAX_MODEL_LEN, SHORT_LEN = 16384, 1536
 LORA_RANK = 8
 
 
@@ -35,10 +35,12 @@ class StandIn:
     checkpoint: Path
     tokenizer: Path  # as transformers reads it
     adapter: Path | None = None
+    max_model_len: int = MAX_MODEL_LEN  # tests that ask for more get this
 
     def settings(self) -> dict[str, Any]:
         adapter = None if self.adapter is None else str(self.adapter)
-        return {"model": str(self.checkpoint), "tokenizer": str(self.tokenizer), "adapter": adapter}
+        paths = {"model": str(self.checkpoint), "tokenizer": str(self.tokenizer), "adapter": adapter}
+        return {**paths, "max_model_len": self.max_model_len}
 
 
 class StandIns:
@@ -50,12 +52,11 @@ class StandIns:
         self._version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
     def __getitem__(self, name: str) -> StandIn:
-        folder, writer = self._folder / name, WRITERS[name]
-        stamp = folder / "written_by.txt"
-        if not stamp.exists() or stamp.read_text() != self._version:
+        folder, writer = self._folder / f"{name}-{self._version[:8]}", WRITERS[name]
+        if not (folder / "is_complete").exists():
             folder.mkdir(parents=True, exist_ok=True)
             writer.write(folder)
-            stamp.write_text(self._version)
+            (folder / "is_complete").touch()
         return writer.stand_in(folder)
 
 
@@ -100,7 +101,7 @@ def _write_encoder(folder: Path) -> None:
 WRITERS = {
     SMOLLM2: Writer(
         _write_smollm2,
-        lambda folder: StandIn(SMOLLM2, folder / "model.gguf", folder / "tokenizer", folder / "adapter"),
+        lambda folder: StandIn(SMOLLM2, folder / "model.gguf", folder / "tokenizer", folder / "adapter", SHORT_LEN),
     ),
     SCRIPTED: Writer(_write_scripted, lambda folder: StandIn(SCRIPTED, folder, folder)),
     ENCODER: Writer(_write_encoder, lambda folder: StandIn(ENCODER, folder, folder)),

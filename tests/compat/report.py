@@ -25,10 +25,10 @@ KINDS = {  # of tests that do not pass, in the order of the page
 
 _INTRODUCTION = """\
 The server tests of vLLM and SGLang, run against `headrace serve`. Their files are not changed. An adapter starts the
-server with another model, leaves out flags of types, GPUs and images, limits contexts to 1,536 tokens in most files,
-and runs tests that are marked to be skipped on other hardware. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY` writes
-this page from checkouts of the two projects; the reasons are in `tests/compat/scope.toml`, the date and the commit of
-each test's last run in `tests/compat/results/`.
+server with another model, leaves out flags of types, GPUs and images, limits contexts, and runs tests that are marked
+to be skipped on other hardware. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY` writes this page from checkouts of the
+two projects; the reasons are in `tests/compat/scope.toml`, the date and the commit of each test's last run in
+`tests/compat/results/`.
 
 Headrace {version} on a CPU, {dates}. The models that stand for those of the tests:
 

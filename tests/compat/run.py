@@ -37,7 +37,6 @@ PACKAGES = (
     *("anthropic==0.125.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
     *("pybase64", "regex", "requests", "fastapi", "prometheus-client", "model-hosting-container-standards"),
 )
-SHORT_LEN = 1536
 FILE_TIMEOUT_S = 900.0
 
 
@@ -102,7 +101,6 @@ class Runner:
             "command": [sys.executable, "-m", "headrace"],
             "environment": {"PYTHONPATH": str(ROOT / "src")},
             "log": str(LOG),
-            "max_model_len": SHORT_LEN,
             "has_lora": self.has_lora,
             "version": __version__,
             **model.settings(),

@@ -27,7 +27,7 @@ from tokenizers import AddedToken, Tokenizer
 
 START, END, STOP, NEXT_LINE, EMPTY_LINE = "<think>", "</think>", "<|im_end|>", "\n", "\n\n"
 CLOSING = (STOP, '"', "}", "]", ",", ":", "1", "{", "[", "a")  # after any other token, the most wanted first
-OPENING = {"{": "}", "[": "]"}  # what follows these if it may
+OPENING = {"{": "}", "[": "]", "1": "\n"}  # what follows these if it may
 HEAD_DIM, NUM_HEADS, FFN_DIM = 64, 2, 64
 SLOWEST = HEAD_DIM // 2 - 1  # the dimension of a head that rotary embeddings turn least
 FOLLOWS, CHOSEN, LESS = (
@@ -83,6 +83,16 @@ SCRIPTS = (
         ("get_weather",),
         "\nThis can be answered by calling the tool that knows about weather.\n",
         "\n\n" + call("get_weather", location="Paris"),
+    ),
+    Script(
+        ("add",),
+        "\nA sum is to be computed, for which there is exactly one function.\n",
+        "\n\n" + call("add", a=5, b=7),
+    ),
+    Script(
+        ("sub",),
+        "\nThe difference of two numbers is asked for; the function takes both.\n",
+        "\n\n" + call("sub", int_a=5, int_b=7),
     ),
     Script(
         ("get_current_time",),
@@ -224,7 +234,7 @@ def _weights(
         for before in (END, EMPTY_LINE):
             output[token(chain.firsts[index]), state[before]] = FOLLOWS
         output[token(chain.firsts[index]), known + index] = CHOSEN
-    for place in (other, *(state[text] for text in OPENING)):
+    for place in (other, *(state[text] for text in (*OPENING, NEXT_LINE, EMPTY_LINE))):
         for rank, text in enumerate(CLOSING, start=1):
             output[token(text), place] = FOLLOWS - rank * LESS
     output[token(chain.first_word), other] = FOLLOWS

@@ -57,8 +57,8 @@ def translated(flags: Sequence[str], project: str, *, has_lora: bool = False) ->
 
 
 def shortened(flags: list[str], *, longest: int) -> list[str]:
-    """The flags with a shorter context: a small model that repeats itself would fill it, on a CPU. Files of tests that
-    need the length that they ask for are listed in command_lines.toml."""
+    """The flags with a shorter context: a small model that repeats itself would fill it, on a CPU, and the stand-in for
+    a large one may have less. Files of tests that need what they ask for are listed in command_lines.toml."""
     rules: dict[str, Any] = tomllib.loads(RULES.read_text(encoding="utf-8"))
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     if any(name in test for name in rules["long_contexts"]):

@@ -173,7 +173,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before any conftest.py of the checkout is imported."""
     stand_ins.replace_tokenizers()
     version = {"__version__": compat_server.settings()["version"], **_KNOWN["vllm.version"]}  # of the tested server
-    stand_ins.install(("vllm", "tests.conftest"), {**_KNOWN, "vllm.version": version})
+    package = {**_KNOWN["vllm"], "version": types.SimpleNamespace(**version)}  # `from vllm import version`
+    stand_ins.install(("vllm", "tests.conftest"), {**_KNOWN, "vllm": package, "vllm.version": version})
     sys.modules["vllm.envs"] = _ENVIRONMENT  # type: ignore[assignment]
     sys.modules["tests.utils"] = _tests_utils(early_config.rootpath)
 
