@@ -23,7 +23,7 @@ from headrace.kernels.quantized import dequantize, quantize_fp8, quantize_int8
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
 from headrace.models.quantized import kept_in_16_bits
-from headrace.models.weights import load as loading
+from headrace.models.weights.reader import WeightReader
 from headrace.quantize.calibrate import record_inputs
 from headrace.quantize.evaluate import embedded_text, score, windows_of
 from headrace.text import load_tokenizer
@@ -79,7 +79,7 @@ def load(model: str) -> Decoder:
         weight = self.tensor(*(f"{name}.weight" for name in names))
         return Linear(weight.clone(), ops.pack_linear(weight))
 
-    loading._Reader.linear = linear
+    WeightReader.linear = linear
     return load_decoder(open_checkpoint(model), dtype=torch.float32, max_len=1024)
 
 

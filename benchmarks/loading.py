@@ -221,7 +221,7 @@ def _fill(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from headrace.models import open_checkpoint
-    from headrace.models.weights.load import _allocate
+    from headrace.models.weights.reader import allocate
 
     source, device = open_checkpoint(given.directory).weights, torch.device(given.device)
     assert source is not None
@@ -229,7 +229,7 @@ def _fill(given: argparse.Namespace) -> dict[str, Any]:
     torch.empty(1, device=device)  # a context is no part of loading
     kept, num_bytes, started = [], 0, time.perf_counter()
     for name in source.names():
-        out = _allocate(source.shape(name), dtype, device)
+        out = allocate(source.shape(name), dtype, device)
         source.fill(name, out)
         kept.append(out)
         num_bytes += 2 * out.numel()  # stored as bfloat16

@@ -12,10 +12,11 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypedDict, get_args
 
+from headrace.arguments import refuses_unknown
 from headrace.errors import ConfigError
 from headrace.other_settings import explanation
 from headrace.speculation import SpeculativeConfig, speculative_config
-from headrace.types import MAX_SEED, refuses_unknown
+from headrace.types import MAX_SEED
 
 EMBEDDED_MODEL = "smollm2"
 

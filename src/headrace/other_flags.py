@@ -147,9 +147,9 @@ GROUPS: tuple[FlagGroup, ...] = (
         "supported families have one implementation, which the model's config.json names",
         values="model-class-overrides",
     ),
-    FlagGroup("refused", "edit rope_scaling in the model's config.json", values="rope-scaling"),
-    FlagGroup("refused", "edit rope_theta in the model's config.json", values="rope-theta"),
-    FlagGroup("refused", "edit the model's config.json", values="hf-config-path"),
+    FlagGroup("refused", "rope_scaling is a key of --hf-overrides", values="rope-scaling"),
+    FlagGroup("refused", "rope_theta is a key of --hf-overrides", values="rope-theta"),
+    FlagGroup("refused", "keys of config.json are changed with --hf-overrides", values="hf-config-path"),
     FlagGroup("refused", "a sliding window is part of the model", switches="disable-sliding-window"),
     FlagGroup("refused", "give a directory that has it as --tokenizer", values="tokenizer-revision"),
     FlagGroup("ignored", "the fast tokenizer is always used", values="tokenizer-mode=auto|hf"),
@@ -404,7 +404,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup("ignored", "--max-num-headers is the limit", values="h11-max-header-count"),
     FlagGroup(
         "ignored",
-        "there is no documentation page, only /openapi.json",
+        "/docs and /openapi.json are always available, and load nothing from elsewhere",
         switches="disable-fastapi-docs enable-offline-docs",
     ),
     # ---- logs, metrics and profiles

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.auto import (
@@ -22,12 +21,12 @@ from headrace.cli.auto import (
     names_checkpoint,
     shown,
 )
-from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.messages import print_line
 from headrace.cli.node import host_node
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import without_other_flags
+from headrace.cli.run_flags import add_job_flags, add_table_flags
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
@@ -59,13 +58,7 @@ RESUMABLE = 75
 def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = _parsed(parser, arguments)
-    if given.output is None and not given.check:
-        parser.error("the following arguments are required: -o/--output")
-    if given.rate is not None and not given.check:
-        parser.error("--rate is for --check")
-    if given.checkpoint is not None and given.check:
-        parser.error("--checkpoint is for a job that runs, and --check runs none")
-    check_auto_flags(parser, given)
+    _check_flags(parser, given)
     defaults = sampling_defaults(parser, given)
     config = engine_config(parser, given)
     if config.node_rank > 0:
@@ -77,9 +70,40 @@ def main(arguments: Sequence[str]) -> int:
             config = dataclasses.replace(config, **applied)
 
     from headrace.cli.fetching import fetch_if_missing
+    from headrace.jobs.run.run_job import run_job
+
+    job = _job_spec(given, config, defaults=defaults, auto=auto)
+    job.check_paths()
+    fetch_if_missing(config.model, quiet=given.quiet)
+    if given.check:
+        return _check(job, given)
+    try:
+        with names_checkpoint(auto):
+            report = run_job(job, quiet=given.quiet)
+    except ResumableJobError as error:
+        print_line(f"error: {error}")
+        return RESUMABLE
+    _print_report(report, given)
+    if given.checkpoint is not None:
+        _write_checkpoint(report, job, given, arguments)
+    return report.exit_code
+
+
+def _check_flags(parser: CommandParser, given: argparse.Namespace) -> None:
+    if given.output is None and not given.check:
+        parser.error("the following arguments are required: -o/--output")
+    if given.rate is not None and not given.check:
+        parser.error("--rate is for --check")
+    if given.checkpoint is not None and given.check:
+        parser.error("--checkpoint is for a job that runs, and --check runs none")
+    check_auto_flags(parser, given)
+
+
+def _job_spec(
+    given: argparse.Namespace, config: EngineConfig, *, defaults: Mapping[str, Any], auto: AutoSettings | None
+) -> JobSpec:
     from headrace.jobs.formats.locations import STANDARD_STREAM
     from headrace.jobs.input.template import LineTemplate
-    from headrace.jobs.run.run_job import run_job
     from headrace.jobs.spec import JobSpec
     from headrace.jobs.store.redo import Where, read_overrides
     from headrace.openai.parser_names import ParserNames
@@ -90,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     redo = "error" if given.retry_errors else given.redo
     if redo is not None:
         Where(redo)  # refuses a condition that cannot be parsed
-    job = JobSpec(
+    return JobSpec(
         input=given.input,
         output=given.output or STANDARD_STREAM,
         config=config,
@@ -114,20 +138,6 @@ def main(arguments: Sequence[str]) -> int:
         disk_wait_s=given.disk_wait,
         auto_settings=None if auto is None else auto.as_json(),
     )
-    job.check_paths()
-    fetch_if_missing(config.model, quiet=given.quiet)
-    if given.check:
-        return _check(job, given)
-    try:
-        with names_checkpoint(auto):
-            report = run_job(job, quiet=given.quiet)
-    except ResumableJobError as error:
-        print_line(f"error: {error}")
-        return RESUMABLE
-    _print_report(report, given)
-    if given.checkpoint is not None:
-        _write_checkpoint(report, job, given, arguments)
-    return report.exit_code
 
 
 def _auto_settings(config: EngineConfig, given: argparse.Namespace) -> AutoSettings:
@@ -178,102 +188,8 @@ def build_parser() -> CommandParser:
         "command is run again.",
         epilog=EPILOG,
     )
-    parser.add_argument("input", metavar="INPUT", help="a file (JSONL, CSV, TSV, Parquet), a URL, or - for stdin")
-    parser.add_argument("-o", "--output", metavar="OUTPUT", help="the file of answers, or - for stdout")
-    parser.add_argument(
-        "--check", action="store_true", help="only check for lines that cannot be answered, without loading the model"
-    )
-    parser.add_argument(
-        "--rate",
-        metavar="X",
-        help="with --check: tokens per second, or an earlier --json-summary, to estimate the time from",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="start from the beginning and replace OUTPUT and its job"
-    )
-    parser.add_argument("--keep-order", action="store_true", help="answers in the order of INPUT, not as they finished")
-    again = parser.add_mutually_exclusive_group()
-    again.add_argument("--retry-errors", action="store_true", help="compute the lines again that became error lines")
-    again.add_argument(
-        "--redo", metavar="WHERE", help="compute lines again by their answers, such as 'finish_reason=length'"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of the lines that are computed again",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="seconds for lines in flight to finish after a stop (default: 10)",
-    )
-    parser.add_argument(
-        "--deadline",
-        metavar="TIME",
-        help="lines that are unfinished then become error lines: 2h30m after the job started, or 2026-12-01T06:00",
-    )
-    parser.add_argument(
-        "--disk-wait",
-        type=_duration,
-        default=3600.0,
-        metavar="TIME",
-        help="how long to wait for space on a full disk, such as 30m (default: 1h)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=_num_workers,
-        metavar="N",
-        help="engines side by side on this machine, which divide its cores, memory and GPUs, or 'auto' (default): one "
-        "for each visible GPU, one on a CPU",
-    )
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="run the workers on the machines of the Ray cluster at HOST:PORT, or 'auto' for the one that this machine "
-        "belongs to; --workers is then how many the job may have there, by default as many as the cluster holds",
-    )
-    parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
-    parser.add_argument(
-        "--max-error-rate",
-        type=_share,
-        default=0.1,
-        metavar="X",
-        help="stop if more than this share of at least 1,000 lines are errors; 1 never stops (default: 0.1)",
-    )
-    parser.add_argument(
-        "--gpu-price", type=_price, metavar="X", help="price of the GPU per hour, for the cost in the summary"
-    )
-    parser.add_argument(
-        "--metrics-port",
-        type=int,
-        metavar="N",
-        help="serve the job's counters for Prometheus at http://127.0.0.1:N/metrics while it runs; 0: any free port",
-    )
-    parser.add_argument(
-        "--tool-call-parser",
-        default="auto",
-        metavar="NAME",
-        help="format of tool calls in answers to OpenAI's chat lines (default: by the chat template)",
-    )
-    parser.add_argument(
-        "--reasoning-parser",
-        default="auto",
-        metavar="NAME",
-        help="format of reasoning in them, or none to leave it in the text (default: by the chat template)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
-    parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
-    parser.add_argument(
-        "--checkpoint",
-        type=writable,
-        metavar="FILE",
-        help="write settings, versions, hardware and the job's figures as a checkpoint",
-    )
-    _add_table_flags(parser)
+    add_job_flags(parser)
+    add_table_flags(parser)
     add_sampling_flags(
         parser,
         "for lines that do not set them",
@@ -284,63 +200,6 @@ def build_parser() -> CommandParser:
     add_auto_flags(parser)
     add_engine_flags(parser, ALIASES)
     return parser
-
-
-def _add_table_flags(parser: CommandParser) -> None:
-    from headrace.jobs.formats.file_format import FORMATS
-
-    group = parser.add_argument_group(
-        "tables", "when INPUT has columns instead of requests; all columns are copied to the output"
-    )
-    group.add_argument("--prompt", metavar="TEXT", help="the prompt, with {column} for a column and {{ for a brace")
-    group.add_argument(
-        "--system", metavar="TEXT", help="a system prompt, in the same form; the prompt is then a message"
-    )
-    group.add_argument("--chat", action="store_true", help="the prompt is a user message, also without --system")
-    group.add_argument("--messages-column", metavar="NAME", help="a column that holds lists of messages")
-    formats = ", ".join(FORMATS)
-    group.add_argument("--input-format", choices=FORMATS, metavar="F", help=f"if the name does not show it: {formats}")
-    group.add_argument("--output-format", choices=FORMATS, metavar="F", help="the same for OUTPUT")
-
-
-def _duration(text: str) -> float:
-    from headrace.jobs.times import read_duration
-
-    try:
-        return read_duration(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
-    return value
-
-
-def _at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def _num_workers(text: str) -> int | None:
-    return None if text == "auto" else _at_least_one(text)
-
-
-def _price(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return value
-
-
-def _in_a_directory(path: str) -> str:
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise argparse.ArgumentTypeError(f"the directory of {path} does not exist")
-    return path
 
 
 def _check(job: JobSpec, given: argparse.Namespace) -> int:

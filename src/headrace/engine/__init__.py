@@ -10,7 +10,7 @@
     prompts.py, readouts.py        prompts to token ids; requests for embeddings and scores
     answers.py, answer_stream.py   events to outputs; several requests as one asyncio stream (event_queue.py)
     event_dispatch.py              events of all engines of a front to the readers on its event loop
-    readout_stream.py              the same stream for embeddings and scores
+    readout_stream.py              the same stream for embeddings and scores; submission.py is what both have in common
     beam_search.py                 beam search, built on requests for one token
     client.py, loop.py, core.py    submit and abort from any thread; the loop on its thread; one step
     process/                       the same client for an engine in its own process, with restarts

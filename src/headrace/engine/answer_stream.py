@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol
+from collections.abc import Sequence
 
 from headrace.engine.answers import UNFINISHED, AnswerDelta, Answers, Progress
-from headrace.engine.event_queue import EventQueue
+from headrace.engine.submission import EventSource, OnTiming, Submission
 from headrace.errors import FailedRequestError
-from headrace.types import Request, RequestOutput, SequenceEvent
-
-OnTiming = Callable[[int, SequenceEvent], None]
+from headrace.types import RequestOutput, SequenceEvent
 
 
-class EventSource(Protocol):
-    """The part of an `AsyncEngine` that a stream uses."""
-
-    def subscribe(self, request: Request, event_queue: EventQueue) -> None: ...
-    def unsubscribe(self, request_id: str, *, abort: bool) -> None: ...
-    def abort_one(self, request_id: str, index: int) -> None: ...
-
-
-class AnswerStream:
-    """A context manager: entering submits the requests, and leaving aborts those that are unfinished.
-
-    `on_timing` is called with the position of the request and each event that carries times (the first and the last of
-    a sequence), before the event is processed.
-    """
+class AnswerStream(Submission):
+    """`on_timing` is called with the position of the request and each event that carries times (the first and the last
+    of a sequence), before the event is processed."""
 
     def __init__(self, engine: EventSource, requests: Sequence[Answers], *, on_timing: OnTiming | None = None) -> None:
-        self._engine = engine
         self._requests = list(requests)
+        super().__init__(engine, self._requests)
         self._only = self._requests[0] if len(self._requests) == 1 else None
         self._unfinished = {answers.request.request_id: answers for answers in self._requests}
         self.is_finished = not self._unfinished
         for position, answers in enumerate(self._requests):
             answers.position = position
-        self._submitted: list[Answers] = []
         self._on_timing = on_timing
-        self.event_queue = EventQueue()
-
-    def __enter__(self) -> AnswerStream:
-        try:
-            for answers in self._requests:
-                self._engine.subscribe(answers.request, self.event_queue)
-                self._submitted.append(answers)
-        except BaseException:
-            self._release()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release()
 
     @property
     def requests(self) -> list[Answers]:
@@ -106,8 +74,3 @@ class AnswerStream:
             self.is_finished = not self._unfinished
             if answers.error is not None:
                 raise FailedRequestError(answers.error)
-
-    def _release(self) -> None:
-        for answers in self._submitted:
-            self._engine.unsubscribe(answers.request.request_id, abort=not answers.is_finished)
-        self._submitted.clear()

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from headrace.arguments import checks_arguments
 from headrace.config import EngineOptions
-from headrace.engine.answer_stream import AnswerStream, OnTiming
+from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
 from headrace.engine.client import Deliver
@@ -38,6 +38,7 @@ from headrace.engine.settings_file import config_from
 from headrace.engine.shared_client import SharedClient
 from headrace.engine.start import Engine, start_engine, start_engine_group, start_engine_process
 from headrace.engine.startup_display import log_stage, log_warnings
+from headrace.engine.submission import OnTiming
 from headrace.errors import ConfigError, FailedRequestError, RequestError
 from headrace.models.pooler import PoolerTask
 from headrace.models.spec import ModelSpec

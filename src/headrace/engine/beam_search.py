@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
+from headrace.arguments import refuses_unknown
 from headrace.errors import RequestError
-from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, check_flag, refuses_unknown
+from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, check_flag
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # two candidates per beam, so that enough remain if half of them end
 

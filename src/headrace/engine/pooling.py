@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import refuses_unknown
 from headrace.errors import RequestError
 from headrace.models.pooler import OutputActivation, PoolerSpec
-from headrace.types import refuses_unknown
 
 Values = npt.NDArray[np.float32]
 

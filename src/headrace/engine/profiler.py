@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
+from headrace.arguments import refuses_unknown
 from headrace.engine.core import EngineCore, StepTimes
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ProfilerError
 from headrace.models.quantized import BITS
 from headrace.models.spec import ModelSpec
 from headrace.steps import IntArray, StepPlan
-from headrace.types import refuses_unknown
 from headrace.version import __version__
 
 if TYPE_CHECKING:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from headrace.engine.settings import Settings
 from headrace.plan.gpus import Gpu
+from headrace.plan.memory import Memory
 from headrace.plan.prediction import Prediction
+from headrace.plan.shape import ModelShape
 from headrace.plan.workload import Workload
 
 SCHEMA = "headrace.plan/1"
@@ -34,23 +37,10 @@ def document(
 
 
 def of_prediction(prediction: Prediction) -> dict[str, Any]:
-    memory, speed, shape = prediction.memory, prediction.speed, prediction.model
+    speed = prediction.speed
     return {
-        "model": {
-            "name": shape.name,
-            "num_params": shape.num_params,
-            "active_params": shape.active_params,
-            "max_model_len": shape.max_model_len,
-            "runs_on_headrace": shape.why_not_run is None,
-        },
-        "gpu": {
-            "name": prediction.gpu.name,
-            "title": prediction.gpu.title,
-            "memory_bytes": prediction.gpu.memory_bytes,
-            "bandwidth_bytes_per_s": prediction.gpu.bandwidth,
-            "price_per_hour": prediction.gpu.price,
-            "is_price_assumed": prediction.gpu.price is not None and not prediction.gpu.is_price_given,
-        },
+        "model": _of_model(prediction.model),
+        "gpu": _of_gpu(prediction.gpu),
         "precision": {"weights": prediction.precision.weights, "cache": prediction.precision.cache},
         "workload": of_workload(prediction.workload),
         "layout": {
@@ -63,32 +53,9 @@ def of_prediction(prediction: Prediction) -> dict[str, Any]:
         },
         "fits": prediction.fits,
         "problem": prediction.problem,
-        "memory_per_gpu": {
-            "total_bytes": memory.total,
-            "allowed_bytes": memory.allowed,
-            "weights_bytes": memory.weights,
-            "activations_bytes": memory.activations,
-            "cuda_graphs_bytes": memory.runtime,
-            "recurrent_states_bytes": memory.states,
-            "cache_bytes": memory.cache,
-            "cache_bytes_per_token": memory.bytes_per_token,
-            "missing_bytes": memory.shortfall,
-        },
-        "capacity": {
-            "cache_tokens": memory.cache_tokens,
-            "longest_context": memory.longest_context,
-            "max_model_len": memory.max_model_len,
-            "sequences_of_workload": memory.concurrency(mean_len(prediction.workload)) * prediction.layout.replicas,
-            "sequences_of_max_model_len": memory.concurrency(memory.max_model_len) * prediction.layout.replicas,
-        },
-        "settings": None
-        if prediction.settings is None
-        else {
-            "max_num_seqs": prediction.settings.max_num_seqs,
-            "max_num_batched_tokens": prediction.settings.max_num_batched_tokens,
-            "num_blocks": prediction.settings.num_blocks,
-            "block_size": prediction.settings.block_size,
-        },
+        "memory_per_gpu": _of_memory(prediction.memory),
+        "capacity": _capacity(prediction),
+        "settings": None if prediction.settings is None else _of_settings(prediction.settings),
         "speed": None if speed is None else asdict(speed),
         "cost": None
         if speed is None
@@ -98,6 +65,61 @@ def of_prediction(prediction: Prediction) -> dict[str, Any]:
         },
         "error": {"share": prediction.error.share, "text": prediction.error.text},
         "notes": list(prediction.notes),
+    }
+
+
+def _of_model(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "name": shape.name,
+        "num_params": shape.num_params,
+        "active_params": shape.active_params,
+        "max_model_len": shape.max_model_len,
+        "runs_on_headrace": shape.why_not_run is None,
+    }
+
+
+def _of_gpu(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "name": gpu.name,
+        "title": gpu.title,
+        "memory_bytes": gpu.memory_bytes,
+        "bandwidth_bytes_per_s": gpu.bandwidth,
+        "price_per_hour": gpu.price,
+        "is_price_assumed": gpu.price is not None and not gpu.is_price_given,
+    }
+
+
+def _of_memory(memory: Memory) -> dict[str, Any]:
+    return {
+        "total_bytes": memory.total,
+        "allowed_bytes": memory.allowed,
+        "weights_bytes": memory.weights,
+        "activations_bytes": memory.activations,
+        "cuda_graphs_bytes": memory.runtime,
+        "recurrent_states_bytes": memory.states,
+        "cache_bytes": memory.cache,
+        "cache_bytes_per_token": memory.bytes_per_token,
+        "missing_bytes": memory.shortfall,
+    }
+
+
+def _capacity(prediction: Prediction) -> dict[str, Any]:
+    memory, replicas = prediction.memory, prediction.layout.replicas
+    return {
+        "cache_tokens": memory.cache_tokens,
+        "longest_context": memory.longest_context,
+        "max_model_len": memory.max_model_len,
+        "sequences_of_workload": memory.concurrency(mean_len(prediction.workload)) * replicas,
+        "sequences_of_max_model_len": memory.concurrency(memory.max_model_len) * replicas,
+    }
+
+
+def _of_settings(settings: Settings) -> dict[str, Any]:
+    return {
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "num_blocks": settings.num_blocks,
+        "block_size": settings.block_size,
     }
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
+from headrace.arguments import refuses_unknown
 from headrace.config import MAX_ENGINES, setting
 from headrace.errors import ConfigError
 from headrace.logs import LogFormat
 from headrace.openai.parser_names import ParserNames, check_parser_names
 from headrace.openai.sampling import MAX_N
-from headrace.types import refuses_unknown
 
 TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 

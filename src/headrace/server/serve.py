@@ -181,10 +181,8 @@ class Server:
             gpus=self.gpus,
         )
         self.queue = RequestQueue(options, QueueLimits.of(options, totals), state=self.state)
-        policy = BatchPolicy.of(
-            options, max_num_seqs=totals.max_num_seqs, by_priority=settings.queue_policy == "priority"
-        )
-        self.dispatcher = Dispatcher(policy)
+        by_priority = settings.queue_policy == "priority"
+        self.dispatcher = Dispatcher(BatchPolicy.of(options, max_num_seqs=totals.max_num_seqs, by_priority=by_priority))
         self.services = Services(
             engine=engine,
             options=options,
@@ -215,27 +213,32 @@ class Server:
         self._diagnosing: asyncio.Task[None] | None = None
         self.self_monitor = SelfMonitor(self.metrics, self.services.observe_engine, print_line=print_line)
         self.services.self_monitor = self.self_monitor
-        self.lifecycle = Lifecycle(
-            Gate(
-                App(self.services, ROUTES),
-                options,
-                keys,
-                public_paths=Router(ROUTES).public_paths,
-                control_paths=Router(ROUTES).control_paths,
-                streamed_paths=Router(ROUTES).streamed_paths,
-                on_refused=self.metrics.refused,
-            ),
-            options,
+        self.lifecycle = self._lifecycle(keys)
+        self.services.control = self.lifecycle
+
+    def _lifecycle(self, keys: Keys) -> Lifecycle:
+        router = Router(ROUTES)
+        gate = Gate(
+            App(self.services, ROUTES),
+            self._options,
+            keys,
+            public_paths=router.public_paths,
+            control_paths=router.control_paths,
+            streamed_paths=router.streamed_paths,
+            on_refused=self.metrics.refused,
+        )
+        return Lifecycle(
+            gate,
+            self._options,
             self.state,
             abort_all=self._abort_all,
             reload_keys=keys.reload,
-            has_given_up=lambda: engine.phase == "dead",
+            has_given_up=lambda: self._engine.phase == "dead",
             on_refused=self.metrics.refused,
             on_lag=self._on_lag,
             background=self.services.background,
-            print_line=print_line,
+            print_line=self._print_line,
         )
-        self.services.control = self.lifecycle
 
     def batches_running(self) -> AbstractContextManager[None]:
         """The Batch API's threads run inside this."""

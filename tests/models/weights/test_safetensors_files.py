@@ -137,13 +137,13 @@ _FILL = """
 import resource, sys
 from pathlib import Path
 import torch
-from headrace.models.weights.load import _allocate
+from headrace.models.weights.reader import allocate
 from headrace.models.weights.safetensors_files import SafetensorsFiles
 files = SafetensorsFiles(Path(sys.argv[1]))
 dtype = getattr(torch, sys.argv[2])
 warm = torch.ones(1 << 16).to(torch.bfloat16).to(dtype)  # thread pools and libraries
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-out = [_allocate(files.shape(name), dtype, torch.device("cpu")) for name in files.names()]
+out = [allocate(files.shape(name), dtype, torch.device("cpu")) for name in files.names()]
 for name, tensor in zip(files.names(), out):
     files.fill(name, tensor)
 grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

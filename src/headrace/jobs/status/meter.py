@@ -69,19 +69,14 @@ class JobMeter:
     ) -> JobStatus:
         """`num_total` is of this run, like all other counts here."""
         now = _Snapshot(self._clock(), stats, writing_seconds)
-        self._learn(now)
         measured_at = self._snapshots[-1].at if self._snapshots else self._started_at
-        self._snapshots.append(now)
-        while len(self._snapshots) > 2 and now.at - self._snapshots[1].at >= NOW_SECONDS:
-            self._snapshots.popleft()
+        self._take(now)
         first, scheduler, seconds = self._snapshots[0], stats.scheduler, now.at - self._started_at
         bottleneck = self._bottleneck(first, now, planner, has_ended) if state == "running" else None
         if bottleneck is not None:
             self.seconds_by_limit[bottleneck.limit] += now.at - measured_at
         left = self._tokens_left(stats, tally, planner, num_total) if state == "running" else None
-        is_on_gpu = self._facts.settings.device == "cuda"
-        gpu_seconds = self._facts.num_gpus * (seconds + self._facts.start_seconds) if is_on_gpu else None
-        price = self._facts.gpu_price
+        gpu_seconds, price = self._gpu_seconds(seconds), self._facts.gpu_price
         return JobStatus(
             state=state,
             output=self._facts.output,
@@ -116,6 +111,18 @@ class JobMeter:
             gpu_seconds=gpu_seconds,
             cost=None if gpu_seconds is None or price is None else price * gpu_seconds / 3600,
         )
+
+    def _take(self, now: _Snapshot) -> None:
+        """Keeps the snapshots from which the rates of this moment are computed."""
+        self._learn(now)
+        self._snapshots.append(now)
+        while len(self._snapshots) > 2 and now.at - self._snapshots[1].at >= NOW_SECONDS:
+            self._snapshots.popleft()
+
+    def _gpu_seconds(self, seconds: float) -> float | None:
+        if self._facts.settings.device != "cuda":
+            return None
+        return self._facts.num_gpus * (seconds + self._facts.start_seconds)
 
     def _learn(self, now: _Snapshot) -> None:
         if not self._snapshots:

@@ -8,7 +8,9 @@
     gguf_tensors.py         tensors of a GGUF file; dequantize.py turns their storage types into float32
     random_weights.py       random weights, to measure a model from its config alone
     gemma3n.py              what Gemma 3n has beside other decoders
-    load.py                 reads each matrix into its final tensor, packs it (`ops.pack_linear`), builds the decoder
+    reader.py               reads each matrix into its final tensor and packs it (`ops.pack_linear`)
+    load.py                 builds the decoder: load_layers.py, load_ends.py (embeddings and heads), load_recurrent.py
+    load_encoder.py         builds an encoder
 
 A tensor is read straight into its final type and device, one matrix at a time: the peak memory is the model, one
 matrix (that packing copies) and 32 MiB of buffers. Every tensor of the checkpoint must be used, or known to be

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from statistics import NormalDist
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
@@ -15,14 +13,7 @@ from headrace.models.embeddings import DenseEmbeddings, ScaledEmbeddings
 from headrace.models.gemma3n import AltUp, Gemma3nDecoder, LayerExtras
 from headrace.models.layers import Norm
 from headrace.models.spec import Gemma3nSpec
-
-
-class WeightReader(Protocol):
-    """Reads tensors of the checkpoint by name."""
-
-    def tensor(self, *names: str) -> Tensor: ...  # in the type of the weights
-
-    def float32(self, name: str) -> Tensor: ...
+from headrace.models.weights.reader import WeightReader
 
 
 def as_gemma3n(decoder: Decoder, reader: WeightReader, gemma3n: Gemma3nSpec) -> Gemma3nDecoder:

@@ -14,7 +14,9 @@ from headrace.models.encoder_spec import EncoderSpec
 from headrace.models.layers import Mlp
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
-from headrace.models.weights.load import WeightReader, cos_sin_tables, pooler_head, weight_source
+from headrace.models.weights.load import cos_sin_tables, weight_source
+from headrace.models.weights.load_ends import learned_positions, pooler_head
+from headrace.models.weights.reader import WeightReader
 from headrace.models.weights.source import check_tensors
 
 
@@ -40,7 +42,7 @@ def load_encoder(
         dtype=dtype,
         device=device,
         table=reader.tensor("model.embed_tokens.weight"),
-        positions=_positions(reader, spec),
+        positions=learned_positions(reader, spec),
         types=_types(reader, spec),
         embedding_norm=reader.norm("model.embed_norm"),
         layers=tuple(_layer(reader, spec, index, tables[spec.rope_of(index)]) for index in range(spec.num_layers)),
@@ -52,12 +54,6 @@ def load_encoder(
     )
     progress(encoder.num_bytes, encoder.num_bytes)
     return encoder
-
-
-def _positions(reader: WeightReader, spec: EncoderSpec) -> Tensor | None:
-    if spec.num_positions is None:
-        return None
-    return reader.tensor("model.embed_positions.weight")[spec.position_offset :]
 
 
 def _types(reader: WeightReader, spec: EncoderSpec) -> Tensor | None:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import Tensor
 
-from headrace.kernels import ops
 from headrace.models.gated_delta import GatedDelta
 from headrace.models.mamba2 import Mamba2
 from headrace.models.mixer import Mixer
 from headrace.models.recurrent_specs import GatedDeltaSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from headrace.models.short_conv import ShortConv
+from headrace.models.weights.reader import WeightReader
 
 
-class TensorReader(Protocol):
-    """Reads weights in the decoder's type, or in float32, to its device."""
-
-    def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear: ...
-
-    def tensor(self, *names: str) -> Tensor: ...
-
-    def float32(self, name: str) -> Tensor: ...
-
-
-def recurrent_mixer(reader: TensorReader, spec: RecurrentSpec, prefix: str, *, eps: float) -> Mixer:
+def recurrent_mixer(reader: WeightReader, spec: RecurrentSpec, prefix: str, *, eps: float) -> Mixer:
     if isinstance(spec, ShortConvSpec):
         return _short_conv(reader, spec, prefix)
     if isinstance(spec, Mamba2Spec):
@@ -32,7 +20,7 @@ def recurrent_mixer(reader: TensorReader, spec: RecurrentSpec, prefix: str, *, e
     return _gated_delta(reader, spec, prefix, eps)
 
 
-def _short_conv(reader: TensorReader, spec: ShortConvSpec, prefix: str) -> ShortConv:
+def _short_conv(reader: WeightReader, spec: ShortConvSpec, prefix: str) -> ShortConv:
     return ShortConv(
         projection=reader.linear(prefix + "in_proj", has_bias=spec.has_bias),
         weight=_conv_weight(reader, prefix),
@@ -41,7 +29,7 @@ def _short_conv(reader: TensorReader, spec: ShortConvSpec, prefix: str) -> Short
     )
 
 
-def _mamba2(reader: TensorReader, spec: Mamba2Spec, prefix: str, eps: float) -> Mamba2:
+def _mamba2(reader: WeightReader, spec: Mamba2Spec, prefix: str, eps: float) -> Mamba2:
     parts = ("gate_proj", "x_proj", "b_proj", "c_proj", "dt_proj")
     return Mamba2(
         spec=spec,
@@ -57,7 +45,7 @@ def _mamba2(reader: TensorReader, spec: Mamba2Spec, prefix: str, eps: float) -> 
     )
 
 
-def _gated_delta(reader: TensorReader, spec: GatedDeltaSpec, prefix: str, eps: float) -> GatedDelta:
+def _gated_delta(reader: WeightReader, spec: GatedDeltaSpec, prefix: str, eps: float) -> GatedDelta:
     parts = ("q_proj", "k_proj", "v_proj", "z_proj", "b_proj", "a_proj")
     return GatedDelta(
         spec=spec,
@@ -71,9 +59,9 @@ def _gated_delta(reader: TensorReader, spec: GatedDeltaSpec, prefix: str, eps: f
     )
 
 
-def _conv_weight(reader: TensorReader, prefix: str) -> Tensor:  # [C, K]
+def _conv_weight(reader: WeightReader, prefix: str) -> Tensor:  # [C, K]
     return reader.tensor(prefix + "conv1d.weight").squeeze(1)
 
 
-def _rate(reader: TensorReader, prefix: str) -> Tensor:  # [heads]
+def _rate(reader: WeightReader, prefix: str) -> Tensor:  # [heads]
     return -reader.float32(prefix + "A_log.bias").exp()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from headrace.arguments import refuses_unknown
 from headrace.balance.choice import Policy
 from headrace.config import setting
 from headrace.errors import ConfigError
 from headrace.logs import LogFormat
 from headrace.server.options import ServerOptions
-from headrace.types import refuses_unknown
 
 
 @refuses_unknown(ConfigError)

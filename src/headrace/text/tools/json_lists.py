@@ -7,16 +7,16 @@ from abc import ABC
 from collections.abc import Sequence
 from typing import ClassVar
 
+from headrace.text.tools.call_lists import CallListParser
 from headrace.text.tools.json_calls import ObjectCall
-from headrace.text.tools.parser import Marker, ToolParser
+from headrace.text.tools.parser import Marker
 from headrace.text.tools.rules import ToolRule, object_calls, quoted, several
 
 
-class ListParser(ToolParser, ABC):
+class ListParser(CallListParser, ABC):
     """The list starts after one of `begins` and may be followed by one of `ends`."""
 
     begins: ClassVar[tuple[str, ...]]
-    ends: ClassVar[tuple[str, ...]] = ()
     name_key: ClassVar[str] = "name"
     key: ClassVar[str] = "arguments"
     cut_name = re.compile(r'"name": "([^"]*)("?)')
@@ -43,42 +43,12 @@ class ListParser(ToolParser, ABC):
         self._state = self._at_list
         return True
 
-    def _at_list(self, is_end: bool) -> bool:
-        self._skip_spaces()
-        if self._unread.startswith("["):
-            self._skip(1)
-            self._state = self._at_object
-        elif self._unread:
-            self._fail()
-        return True
-
-    def _at_object(self, is_end: bool) -> bool:
+    def _at_call(self, is_end: bool) -> bool:
         self._skip_spaces()
         if self._unread.startswith("{"):
             self._begin(self._new_call())
         elif self._unread:
             self._fail()
-        return True
-
-    def _after_call(self, is_end: bool) -> bool:
-        rest = self._unread.lstrip()
-        if not rest:
-            return False
-        if rest[0] == ",":
-            self._skip(len(self._unread) - len(rest) + 1)
-            self._state = self._at_object
-            return True
-        if rest[0] == "]":
-            self._unread = rest[1:]
-            self._state = self._after_list
-        else:
-            self._state = self._before
-        return True
-
-    def _after_list(self, is_end: bool) -> bool:
-        if self.ends and not self._drops(self.ends, is_end):
-            return False
-        self._state = self._before
         return True
 
 
@@ -156,6 +126,7 @@ class XlamParser(ListParser):
     begins = ("```json", "```", "[TOOL_CALLS]", "<tool_call>")
     ends = ("```", "</tool_call>")
     markers = ("[TOOL_CALLS]", "<tool_call>")
+    only_at_start = True
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -174,14 +145,4 @@ class XlamParser(ListParser):
         begin = next((begin for begin in self.begins if rest.startswith(begin)), "")
         self._skip(len(begin))
         self._state = self._at_list
-        return True
-
-    def _after_list(self, is_end: bool) -> bool:
-        if not self._drops(self.ends, is_end):
-            return False
-        self._state = self._only_text
-        return True
-
-    def _after_failure(self, is_end: bool) -> bool:
-        self._state = self._only_text
         return True

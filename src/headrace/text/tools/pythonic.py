@@ -6,19 +6,21 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from headrace.text.tools.parser import Marker, ToolParser
+from headrace.text.tools.call_lists import CallListParser
+from headrace.text.tools.parser import Marker
 from headrace.text.tools.python_calls import PythonCall
 from headrace.text.tools.rules import ToolRule, python_calls, quoted, several
 
 _CUT_NAME = re.compile(r"(?:^|[\[\n]|, )\s*([\w.-]+)(\(?)")
 
 
-class PythonicParser(ToolParser):
+class PythonicParser(CallListParser):
     """A list without a marker, which is recognized only at the start of the answer."""
 
     name = "pythonic"
     models = "Llama 3.2 and ToolACE with templates that ask for it"
     markers: ClassVar[tuple[str, ...]] = ()  # what may stand around the list
+    only_at_start = True
     cut_name = _CUT_NAME
 
     @classmethod
@@ -41,44 +43,10 @@ class PythonicParser(ToolParser):
         self._state = self._at_list
         return True
 
-    def _at_list(self, is_end: bool) -> bool:
-        self._skip_spaces()
-        if self._unread.startswith("["):
-            self._skip(1)
-            self._state = self._at_name
-        elif self._unread:
-            self._fail()
-        return True
-
-    def _at_name(self, is_end: bool) -> bool:
+    def _at_call(self, is_end: bool) -> bool:
         self._skip_spaces()
         if self._unread:
             self._begin(PythonCall())
-        return True
-
-    def _after_call(self, is_end: bool) -> bool:
-        rest = self._unread.lstrip()
-        if not rest:
-            return False
-        if rest[0] == ",":
-            self._skip(len(self._unread) - len(rest) + 1)
-            self._state = self._at_name
-            return True
-        if rest[0] == "]":
-            self._unread = rest[1:]
-            self._state = self._after_list
-        else:
-            self._state = self._only_text
-        return True
-
-    def _after_list(self, is_end: bool) -> bool:
-        if self.markers and not self._drops(self.markers[1:], is_end):
-            return False
-        self._state = self._only_text
-        return True
-
-    def _after_failure(self, is_end: bool) -> bool:
-        self._state = self._only_text
         return True
 
 
@@ -86,6 +54,7 @@ class Llama4PythonicParser(PythonicParser):
     name = "llama4_pythonic"
     models = "Llama 4"
     markers = ("<|python_start|>", "<|python_end|>")
+    ends = markers[1:]
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -98,6 +67,8 @@ class Lfm2Parser(PythonicParser):
     name = "lfm2"
     models = "LFM2 and LFM2.5"
     markers = ("<|tool_call_start|>", "<|tool_call_end|>")
+    ends = markers[1:]
+    only_at_start = False
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -116,10 +87,6 @@ class Lfm2Parser(PythonicParser):
         self._state = self._at_list
         return True
 
-    def _only_text(self, is_end: bool) -> bool:
-        self._state = self._before
-        return True
-
 
 class Olmo3Parser(Lfm2Parser):
     """A line for each call."""
@@ -127,6 +94,7 @@ class Olmo3Parser(Lfm2Parser):
     name = "olmo3"
     models = "OLMo 3"
     markers = ("<function_calls>", "</function_calls>")
+    ends = markers[1:]
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -138,7 +106,7 @@ class Olmo3Parser(Lfm2Parser):
         return [f"start: {begin} {several('call', quoted(chr(10)), max_calls)} {end}", *python_calls(tools)]
 
     def _at_list(self, is_end: bool) -> bool:
-        self._state = self._at_name
+        self._state = self._at_call
         return True
 
     def _after_call(self, is_end: bool) -> bool:
@@ -151,7 +119,7 @@ class Olmo3Parser(Lfm2Parser):
             self._state = self._before
         elif rest[0].isalpha() or rest[0] == "_":
             self._skip_spaces()
-            self._state = self._at_name
+            self._state = self._at_call
         else:
             self._state = self._before
         return True

@@ -1,0 +1,199 @@
+"""Reads weights by name into tensors of the decoder's type and device, this rank's part of each."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+
+import torch
+from torch import Tensor
+
+from headrace.config import Quantization
+from headrace.dist.collectives import TensorGroup
+from headrace.kernels import ops
+from headrace.kernels.quantized import QuantizedWeight, kind_of, quantize
+from headrace.models.latent import rotary_order
+from headrace.models.layers import Norm
+from headrace.models.parallel import RowParallelLinear
+from headrace.models.quantized import BITS, kept_in_16_bits
+from headrace.models.rope import head_order
+from headrace.models.shards import Shards
+from headrace.models.sources import Progress
+from headrace.models.spec import LatentSpec, Shape
+from headrace.models.weights.source import ShardedSource, WeightSource
+from headrace.models.weights.stored_linear import read_stored
+
+_MAPPED_FROM_BYTES = 1 << 20
+_ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
+_ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
+
+
+class WeightReader:
+    """Allocates tensors in the decoder's type and device, lets the source fill them, and counts their bytes."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        shards: Shards,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantization: Quantization | None,
+        progress: Progress,
+        group: TensorGroup | None,
+    ) -> None:
+        self.source = ShardedSource(source, shards)
+        self.shards = shards
+        self.group = group
+        self.num_bytes = 0
+        self._spec = spec = shards.spec
+        self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
+        self._scales = dict(spec.weight_scales)
+        self._quantization = quantization  # of the layers' matrices, at load
+        self._kept = kept_in_16_bits(shards.whole.num_layers)
+        self._dtype = dtype
+        self.device = device
+        self._progress = progress
+        self._num_read = 0  # bytes of all tensors so far, in the decoder's type
+        self._num_to_read = dtype.itemsize * shards.num_params
+
+    @property
+    def is_plain_cpu(self) -> bool:
+        return self.device.type == "cpu" and self._dtype == torch.float32
+
+    def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
+        """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
+        bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
+        weights = tuple(f"{name}.weight" for name in names)
+        if self.device.type == "cuda" and not self._scales:
+            stored = read_stored(self.source, weights, self.device, self._row_order)
+            if stored is not None:
+                self._count_read(stored.values.numel())
+                return self._quantized_linear(stored, bias)
+        kind = None if weights[0] in self._kept else self._quantization
+        if kind in ("int8", "int4"):
+            return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
+        packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
+        if packed.takes_fp8:
+            num_params = sum(math.prod(self.source.shape(name)) for name in weights)
+            self.num_bytes -= num_params * (self._dtype.itemsize - 1)
+        return packed
+
+    def _quantized_linear(
+        self, weight: QuantizedWeight, bias: Tensor | None, *, was_read: bool = False
+    ) -> ops.PackedLinear:
+        """`was_read`: from a matrix whose bytes are counted."""
+        num_params = weight.values.numel()
+        self.num_bytes += int(num_params * BITS[kind_of(weight)] / 8)
+        if was_read:
+            self.num_bytes -= num_params * self._dtype.itemsize
+        return ops.pack_quantized(weight, bias, self._dtype)
+
+    def _row_order(self, name: str, num_rows: int) -> Tensor | None:
+        """The order of rows that `_fill` gives to queries and keys."""
+        if self._head_order is None or not _ROTATED.fullmatch(name):
+            return None
+        order = torch.tensor(self._head_order, device=self.device)
+        return (torch.arange(0, num_rows, len(order), device=self.device)[:, None] + order).flatten()
+
+    def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
+        """Returns the GEMM of a matrix whose columns are divided over the ranks."""
+        packed = self.linear(name, has_bias=has_bias and self.shards.has_row_biases)
+        return packed if self.group is None or not adds_up else RowParallelLinear(packed, self.group)
+
+    def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
+        """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
+        by rows."""
+        stack = self._stack(names, "weight", interleaved=interleaved)
+        packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
+        self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
+        return packed
+
+    def expert_biases(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> Tensor:  # [E, N]
+        stack = self._stack(names, "bias", interleaved=interleaved)
+        self.num_bytes += stack.nbytes
+        return stack
+
+    def _stack(self, names: list[tuple[str, ...]], kind: str, *, interleaved: bool) -> Tensor:
+        """`interleaved`: rows 2i become the first half, rows 2i + 1 the second."""
+        wholes = [tuple(f"{name}.{kind}" for name in parts) for parts in names]
+        shapes = [self.source.shape(name) for name in wholes[0]]
+        stack = allocate((len(names), sum(shape[0] for shape in shapes), *shapes[0][1:]), self._dtype, self.device)
+        for expert, parts in zip(stack, wholes, strict=True):
+            self._fill_rows(parts, expert)
+            if interleaved:
+                expert.copy_(torch.cat((expert[::2], expert[1::2])))
+        return stack
+
+    def norm(self, name: str) -> Norm:
+        if self._spec.bare_norms:
+            ones = torch.ones(self._spec.hidden_size, dtype=torch.float32, device=self.device)
+            return Norm(ones, torch.zeros_like(ones), self._spec.norm_eps)
+        weight = self.norm_weight(f"{name}.weight")
+        bias = None
+        if self._spec.layer_norm:
+            bias = self.float32(f"{name}.bias") if self._spec.norm_bias else torch.zeros_like(weight)
+        return Norm(weight, bias, self._spec.norm_eps)
+
+    def norm_weight(self, name: str) -> Tensor:
+        weight = self.float32(name)
+        return weight.add_(self._spec.norm_offset) if self._spec.norm_offset else weight
+
+    def float32(self, name: str) -> Tensor:
+        """Reads a tensor in float32, whatever the decoder's type. For a norm's weight: adding the offset in a narrower
+        type would lose digits."""
+        out = allocate(self.source.shape(name), torch.float32, self.device)
+        self._fill(name, out)
+        self.num_bytes += out.nbytes
+        return out
+
+    def tensor(self, *names: str) -> Tensor:
+        shapes = [self.source.shape(name) for name in names]
+        num_rows = [shape[0] for shape in shapes]
+        out = allocate((sum(num_rows), *shapes[0][1:]), self._dtype, self.device)
+        self._fill_rows(names, out)
+        self.num_bytes += out.nbytes
+        return out
+
+    def _fill_rows(self, names: tuple[str, ...], out: Tensor) -> None:
+        num_rows = [self.source.shape(name)[0] for name in names]
+        for name, part in zip(names, out.split(num_rows), strict=True):
+            self._fill(name, part)
+
+    def _fill(self, name: str, out: Tensor) -> None:
+        self.source.fill(name, out)
+        if self._spec.latent is not None:
+            self._reorder_latent(name, out, self._spec.latent)
+        elif self._head_order is not None and _ROTATED.fullmatch(name):
+            sizes = (-1, len(self._head_order))
+            heads = out.view(sizes) if "_norm." in name else out.unflatten(0, sizes)  # [heads, D, ...]
+            heads.copy_(heads[:, self._head_order])
+        if self._scales and (factor := self._scales.get(_name_in_layer(name))) is not None:
+            out.mul_(factor)
+        self._count_read(out.numel())
+
+    def _count_read(self, num_params: int) -> None:
+        self._num_read += num_params * self._dtype.itemsize
+        self._progress(self._num_read, self._num_to_read)
+
+    def _reorder_latent(self, name: str, out: Tensor, latent: LatentSpec) -> None:
+        """Reorders the rows that rotate: the last of each query head, and of the one key."""
+        if _ROTATED_OF_LATENTS.fullmatch(name):
+            num_heads = 1 if ".kv_a_proj." in name else self._spec.num_heads
+            rotated = out.unflatten(0, (num_heads, -1))[:, -latent.rotary_dim :]
+            rotated.copy_(rotated[:, rotary_order(latent, rotates_pairs=self._spec.rotates_pairs)])
+
+
+def _name_in_layer(name: str) -> str:
+    """The name without the layer's prefix."""
+    return name.split(".", maxsplit=3)[3] if name.startswith("model.layers.") else name
+
+
+def allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocates a tensor. On a CPU each matrix has a mapping of its own, so memory that packing copied is returned
+    to the system at once."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < _MAPPED_FROM_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
