@@ -34,6 +34,7 @@ QueuePolicy = Literal["fcfs", "priority"]
 Quantization = Literal["fp8", "int8", "int4"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 ExecutorBackend = Literal["mp", "ray"]
+AttentionBackend = Literal["auto", "FLASH_ATTN", "TRITON_ATTN"]
 ModelRunner = Literal["auto", "generate", "pooling"]
 Conversion = Literal["auto", "none", "embed", "classify"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
@@ -79,6 +80,9 @@ class EngineConfig:
     )
     kv_cache_dtype: KvCacheDType = setting(
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"
+    )
+    attention_backend: AttentionBackend = setting(
+        "auto", "kernels of attention on a GPU: FLASH_ATTN (FlashAttention-3 for prefills) or TRITON_ATTN (own ones)"
     )
     device: Device = setting("auto", "where the model runs")
     tensor_parallel_size: int = setting(1, "processes that share one copy of the model, one per GPU")
@@ -226,6 +230,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: DType
     quantization: Quantization | None
     kv_cache_dtype: KvCacheDType
+    attention_backend: AttentionBackend
     device: Device
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -261,6 +266,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "load_format": get_args(LoadFormat),
     "dtype": get_args(DType),
     "kv_cache_dtype": get_args(KvCacheDType),
+    "attention_backend": get_args(AttentionBackend),
     "device": get_args(Device),
     "distributed_executor_backend": get_args(ExecutorBackend),
     "scheduling_policy": get_args(QueuePolicy),

@@ -116,8 +116,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup(
         "ignored",
         "kernels are chosen for the device and the model; answers agree within rounding",
-        values="attention-backend attention-config -ac kernel-config linear-backend moe-backend "
-        "sparse-indexer-topk-backend",
+        values="attention-config -ac kernel-config linear-backend moe-backend sparse-indexer-topk-backend",
         switches="disable-cascade-attn use-fp64-gumbel enable-bf16x3-router-gemm enable-batch-sharded-sampling "
         "enable-hc-sp",
     ),

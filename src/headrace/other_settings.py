@@ -34,6 +34,7 @@ VALUES = {  # vLLM's values of settings that Headrace has
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"dummy": "random"},
     "distributed_executor_backend": {"uni": "mp"},
+    "attention_backend": {"flash_attn": "FLASH_ATTN", "triton_attn": "TRITON_ATTN"},
 }
 READABLE_NUMBERS = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")  # those of vLLM that take 32k
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

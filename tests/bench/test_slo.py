@@ -24,7 +24,7 @@ def outcome(ttft_s: float = 0.1, *, tokens: int = 11, per_token_s: float = 0.01,
     )
 
 
-def test_parse() -> None:
+def test_conditions_are_read_with_their_shares_and_limits() -> None:
     slo = Slo.parse("ttft:p99<300ms; tpot:p95 < 40ms;e2e<2s;success>=0.999")
     assert [(c.name, c.share, c.limit_s) for c in slo.conditions] == [
         ("ttft", 0.99, 0.3),
@@ -77,7 +77,7 @@ def test_itl_is_the_worst_gap_of_a_request() -> None:
     assert Slo.parse("itl:p50<500ms").is_met_by(outcome(per_token_s=0.01))
 
 
-def test_wilson_interval() -> None:
+def test_the_wilson_interval_is_that_of_the_textbook_and_everything_without_requests() -> None:
     low, high = wilson(95, 100)
     assert (round(low, 4), round(high, 4)) == (0.8882, 0.9785)
     assert wilson(0, 0) == (0.0, 1.0)

@@ -63,5 +63,5 @@ def test_percentiles_are_those_of_numpy() -> None:
         assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
-def test_distribution_of_nothing() -> None:
+def test_nothing_has_no_distribution() -> None:
     assert distribution([]) is None

@@ -226,7 +226,9 @@ def test_settings_that_the_engine_refuses_at_its_start_name_the_file(
     assert str(path) not in capsys.readouterr().err
 
 
-def test_wrong_usage(model: Path, source: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_checkpoints_need_auto_and_a_directory_that_exists(
+    model: Path, source: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for arguments, message in (
         (["--checkpoints", str(tmp_path)], "add --auto"),
         (["--auto", "--checkpoints", str(tmp_path / "none")], "is not a directory"),

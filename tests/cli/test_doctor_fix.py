@@ -191,7 +191,9 @@ def test_what_cannot_be_tested_is_wrong_usage(
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_real_engine(tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_is_tested_with_a_real_engine(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve slots of a cache for three: the record of a real run, and advice tested with real engines."""
     monkeypatch.chdir(tmp_path)
     spec = WorkloadSpec(name="random", num_requests=24, input_len=8, output_len=24).for_vocabulary(256)

@@ -23,7 +23,7 @@ EXAMPLES |= {"runner": "pooling", "convert": "embed", "pooler_config": {"a": 1},
 EXAMPLES |= {"disable_custom_all_reduce": True, "speculative_model": "d"}
 EXAMPLES |= {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
-EXAMPLES |= {"master_addr": "10.0.0.1", "distributed_executor_backend": "ray"}
+EXAMPLES |= {"master_addr": "10.0.0.1", "distributed_executor_backend": "ray", "attention_backend": "TRITON_ATTN"}
 NEEDED = {"node_rank": ["--nnodes", "8"]}  # by the value of a flag
 
 

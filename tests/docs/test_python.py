@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import LLM, EngineConfig, SamplingParams
-from headrace.engine import start
+from headrace.engine import opening, start
 from tests.engine.tiny import save_model
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +46,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_for_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever model is named, the tiny one is opened, and closed at the end."""
-    opened, engines = start.open_checkpoint, []
+    opened, engines = opening.open_checkpoint, []
 
     def remembers(config: Any, deliver: Any, **options: Any) -> Any:
         engines.append(start.start_engine(config, deliver, **options))
         return engines[-1]
 
-    monkeypatch.setattr(start, "open_checkpoint", lambda model, **options: opened(str(tiny), **options))
+    monkeypatch.setattr(opening, "open_checkpoint", lambda model, **options: opened(str(tiny), **options))
     for module in ("llm", "async_engine"):
         monkeypatch.setattr(f"headrace.engine.{module}.start_engine", remembers)
     yield

@@ -222,12 +222,12 @@ def test_a_token_budget_below_the_slots_or_the_context() -> None:
     assert mistakes(f"{unchunked} 4096") == []
 
 
-def test_tensor_parallelism_of_2_on_a_small_model() -> None:
+def test_tensor_parallelism_on_a_small_model_is_a_problem() -> None:
     diagnosis = judged("vllm serve qwen3-8b --tensor-parallel-size 2", gpu=find_gpu("H100"))
     assert [finding.rule for finding in diagnosis.problems] == ["tensor-parallel"]
 
 
-def test_contradictory_memory_shares() -> None:
+def test_settings_that_contradict_each_other_are_a_mistake() -> None:
     twice = "vllm serve qwen3-8b --gpu-memory-utilization 0.9 --device-memory-utilization 0.75"
     assert mistakes(twice) == ["contradiction"]
     sized = "vllm serve qwen3-8b --gpu-memory-utilization 0.9 --kv-cache-memory-bytes 8000000000"
@@ -235,7 +235,7 @@ def test_contradictory_memory_shares() -> None:
     assert mistakes("vllm serve qwen3-8b --enable-prefix-caching --no-enable-prefix-caching") == ["contradiction"]
 
 
-def test_a_share_in_percent() -> None:
+def test_a_share_in_percent_is_a_mistake() -> None:
     assert mistakes("vllm serve qwen3-8b --gpu-memory-utilization 90") == ["impossible-value"]
 
 

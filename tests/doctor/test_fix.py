@@ -147,7 +147,7 @@ def test_advice_that_is_no_setting_is_named_with_the_reason(tmp_path: Path) -> N
         (finding(SLOTS, severity="mistake"), "do not start"),
     ],
 )
-def test_obstacles(what: Finding, reason: str) -> None:
+def test_advice_that_cannot_be_tested_has_a_reason(what: Finding, reason: str) -> None:
     (proposal,) = proposals(diagnosis(what), frozenset({"max_num_seqs"}))
     assert reason in proposal.obstacle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,22 +12,9 @@ from headrace.engine.in_force import memory_share, settings_in_force, shape_of
 from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.hardware import GpuFacts, MachineFacts
-from headrace.models.spec import ModelSpec, RopeSpec
+from tests.engine.small_spec import SMALL_SPEC
 
-SPEC = ModelSpec(
-    family="llama",
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_model_len=2048,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    windows=(None, None),
-)
+SPEC = replace(SMALL_SPEC, vocab_size=512, max_model_len=2048)
 GPU = GpuFacts("NVIDIA H200", 140 << 30, 139 << 30, (9, 0))
 
 

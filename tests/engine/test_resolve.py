@@ -9,22 +9,8 @@ from headrace.engine.resolve import GIB, GPU_RUNTIME_BYTES, resolve, resolve_her
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
-from headrace.models import ModelSpec, RopeSpec
+from tests.engine.small_spec import SMALL_SPEC as SPEC
 
-SPEC = ModelSpec(
-    family="llama",
-    vocab_size=1000,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_model_len=4096,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
-    windows=(None, None),
-)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 4 * 16  # keys and values, layers, kv heads, head_dim, float32, tokens
 
 
@@ -386,3 +372,8 @@ def test_sums_over_the_network_are_warned_about() -> None:
 def test_a_gpu_without_free_memory_is_no_problem_where_all_sizes_are_set() -> None:
     full = replace(GPU, free_memory=0)
     assert on_gpu(full, num_gpu_blocks_override=8, max_num_seqs=2).num_blocks == 8
+
+
+def test_a_gpu_older_than_the_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a gpu has compute capability 7\.5, and the kernels need 8\.0"):
+        on_gpu(replace(GPU, capability=(7, 5)))

@@ -47,7 +47,7 @@ def test_without_a_window_every_start_counts() -> None:
     assert counter.next_delay_s() is None
 
 
-def test_the_documented_numbers() -> None:
+def test_the_numbers_are_those_of_the_documentation() -> None:
     """docs/serving-operations.md and docs/batch-jobs.md."""
     assert RestartPolicy(max_starts=5, window_s=600.0, first_delay_s=1.0) == SUPERVISOR_RESTARTS
     assert RestartPolicy(max_starts=3, first_delay_s=0.5, max_delay_s=30.0, jitter=0.5) == JOB_RESTARTS

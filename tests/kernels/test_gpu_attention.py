@@ -255,6 +255,30 @@ def test_attention_over_shared_prefixes_matches_its_reference(
     assert relative_error(found, expected) < place.attention_error
 
 
+@cases(
+    "block_size context_lens",
+    gpu=[(16, [300] * 40 + [500, 17, 260] + [411] * 5)],
+    interpreted=[(4, [75] * 18 + [125, 5, 65] + [103] * 5)],
+)
+def test_a_graph_may_have_more_tiles_than_its_slots_could_fill(
+    place: Place, block_size: int, context_lens: list[int]
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size)
+    layout = with_shared_prefixes(place, layout, context_lens, block_size, 3, 32)
+    shared = layout.shared
+    assert shared is not None
+    padding = (0, len(context_lens))  # a graph is padded to more sequences than there are slots
+    tiles = torch.nn.functional.pad(shared.tile_seqs, (0, 0, *padding), value=-1)
+    shared = dataclasses.replace(shared, tile_seqs=tiles, tile_lens=torch.nn.functional.pad(shared.tile_lens, padding))
+    cache = make_cache(place, num_blocks, block_size, 1, 32)
+    q = place.randn(layout.num_tokens, 3, 32)
+    expected = reference.paged_attention(q, cache, layout, 0.2)
+    found = gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.2)
+    assert relative_error(found, expected) < place.attention_error
+
+
 @cases("num_heads num_kv_heads head_dim block_size", gpu=[(64, 8, 64, 16)], interpreted=[(3, 1, 24, 4)])
 @pytest.mark.parametrize("slopes", [False, True], ids=["sinks", "slopes"])
 def test_sinks_and_slopes_apply_to_shared_prefixes(

@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from headrace.kernels import ops
 from headrace.models import Checkpoint, load_decoder, open_checkpoint
 from headrace.models.gguf_file import GgufTensor, read_gguf
+from tests.models.one_sequence import logits
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 
@@ -62,19 +62,7 @@ def stored_weights(path: Path, tensor: GgufTensor) -> np.ndarray:
 def test_the_embedded_model_gives_the_logits_of_transformers() -> None:
     checkpoint = open_checkpoint("smollm2")
     decoder = load_decoder(checkpoint, dtype=torch.float32)
-    length, cpu = len(PROMPT), torch.device("cpu")
-    layout = ops.StepLayout(
-        positions=torch.arange(length),
-        slot_mapping=torch.arange(length),
-        query_starts=torch.tensor([0, length], dtype=torch.int32),
-        context_lens=torch.tensor([length], dtype=torch.int32),
-        slots=torch.zeros(1, dtype=torch.int32),
-        block_tables=torch.arange(4, dtype=torch.int32)[None],
-        max_query_len=length,
-        max_context_len=length,
-    )
-    caches = [ops.allocate_cache(4, 16, 3, 64, torch.float32, cpu) for _ in range(30)]
-    ours = decoder.logits(decoder.hidden(torch.tensor(PROMPT), layout, caches))
+    ours = logits(decoder, torch.tensor(PROMPT))
     with torch.no_grad():
         expected = theirs(checkpoint)(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(ours, expected, atol=2e-3, rtol=1e-3)

@@ -29,13 +29,13 @@ from transformers import (
 
 from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError, UnsupportedModelError
-from headrace.kernels import ops
-from headrace.models import Decoder, ModelSpec, RopeSpec, load_decoder, open_checkpoint
+from headrace.models import ModelSpec, RopeSpec, load_decoder, open_checkpoint
 from headrace.models.gguf_file import read_gguf
 from headrace.models.shards import Shards
 from headrace.models.weights.dequantize import dequantize
 from headrace.models.weights.source import Slice, slice_of
 from tests import seeds
+from tests.models.one_sequence import logits
 from tests.tolerances import assert_logits
 
 Types = gguf.GGMLQuantizationType
@@ -214,22 +214,6 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float64(key, value)
     else:
         writer.add_string(key, value)
-
-
-def logits(decoder: Decoder, text: torch.Tensor) -> torch.Tensor:
-    length = len(text)
-    caches = decoder.allocate_caches(4, 16, num_slots=1)
-    layout = ops.StepLayout(
-        positions=torch.arange(length),
-        slot_mapping=torch.arange(length),
-        query_starts=torch.tensor([0, length], dtype=torch.int32),
-        context_lens=torch.tensor([length], dtype=torch.int32),
-        slots=torch.zeros(1, dtype=torch.int32),
-        block_tables=torch.arange(4, dtype=torch.int32)[None],
-        max_query_len=length,
-        max_context_len=length,
-    )
-    return decoder.logits(decoder.hidden(text, layout, caches))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -31,7 +31,7 @@ from headrace.server.options import ServerOptions
 from headrace.server.serve import Server
 from tests.server.endpoints.test_admin import ask
 from tests.server.live import run, until
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 SETTINGS = fake_settings(device="cuda", max_num_seqs=256, max_num_batched_tokens=8192, num_blocks=1000)
 

@@ -21,7 +21,7 @@ from headrace.engine.restart_policy import SUPERVISOR_RESTARTS
 from headrace.engine.start import start_engine_group
 from tests.server.batch.batch_server import create, line, results, serving_batches, wait_for
 from tests.server.live import TEST_TIMEOUT_S, until
-from tests.server.test_serve import Running, with_server
+from tests.server.whole_server import Running, with_server
 
 pytestmark = pytest.mark.processes
 

@@ -24,7 +24,7 @@ from headrace.server.http.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
 from tests.server.live import TEST_TIMEOUT_S, Live, run, until
-from tests.server.test_serve import Running, with_server
+from tests.server.whole_server import Running, with_server
 
 pytestmark = pytest.mark.processes
 

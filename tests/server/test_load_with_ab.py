@@ -12,7 +12,7 @@ import pytest
 from headrace.config import EngineConfig
 from tests.server.apache_bench import ab_command, ab_report, needs_ab
 from tests.server.live import until
-from tests.server.test_serve import PROMPT, LimitedEngine, Running, with_server
+from tests.server.whole_server import PROMPT, LimitedEngine, Running, with_server
 
 BODY = json.dumps({"prompt": PROMPT, "max_tokens": 16, "ignore_eos": True})
 NUM_SLOTS = 4

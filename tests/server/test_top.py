@@ -17,7 +17,7 @@ from headrace.server.bottleneck import SNAPSHOT_S
 from headrace.top.view import plain_text
 from headrace.top.watch import Watch
 from tests.server.serving import MODEL, serving
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 
 def test_a_real_server_has_all_figures_of_what_it_generated(tiny_directory: Path) -> None:

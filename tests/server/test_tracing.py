@@ -28,7 +28,7 @@ from headrace.server.options import ServerOptions
 from headrace.server.tracing import LINE_S, LimitedLog, RequestTraces
 from headrace.types import Request, SamplingParams
 from tests.hand_timer import HandTimer
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 otel = pytest.importorskip("opentelemetry.sdk.trace", reason="needs pip install 'headrace[otel]'")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 NAMES = ("tiny", "alias", "org/model")
 KEYS = ("first", "second")

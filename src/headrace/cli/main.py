@@ -37,6 +37,7 @@ COMMANDS = {
     "profile": Command("headrace.cli.profile", "show where a step's time goes, in a run or on a live server"),
     "plan": Command("headrace.cli.plan", "predict whether a model fits on a GPU, and how fast it runs"),
     "quantize": Command("headrace.cli.quantize", "write an FP8, INT8 or INT4 checkpoint with its measured loss"),
+    "compile": Command("headrace.cli.compile", "compile a model's GPU kernels ahead of time, without the GPU"),
     "top": Command("headrace.cli.top", "show live what a server does: throughput, latencies, queue, cache, GPUs"),
     "doctor": Command("headrace.cli.doctor", "name what limits a server, benchmark or job, and what to change"),
     "alerts": Command("headrace.cli.alerts", "print alerts for Prometheus, as a rule file"),

@@ -518,7 +518,9 @@ class AsyncEngine:
     def subscribe(self, request: Request, event_queue: EventQueue) -> None:
         """Submit a request. Its events go to `event_queue`."""
         if request.request_id in self._events.readers:
-            raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
+            raise RequestError(
+                f"request id {request.request_id!r} is already running; give each request its own", param="request_id"
+            )
         self._events.use_loop(asyncio.get_running_loop())
         self._engine.client.submit(request)
         self._events.readers[request.request_id] = event_queue

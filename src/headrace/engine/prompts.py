@@ -213,7 +213,9 @@ class PromptReader:
         except (TypeError, ValueError, OverflowError):
             raise RequestError("a prompt must be text or a list of token ids", param="prompt") from None
         if wide.ndim != 1:
-            raise RequestError("a prompt must be text or a flat list of token ids", param="prompt")
+            raise RequestError(
+                f"a prompt must be text or a flat list of token ids, got one of {wide.ndim} dimensions", param="prompt"
+            )
         if len(wide) and (wide.min() < 0 or wide.max() >= self._vocab_size):
             outside = wide[(wide < 0) | (wide >= self._vocab_size)][0]
             raise RequestError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
+from headrace.engine.attention import choose_attention
 from headrace.engine.rank_layout import RankLayout
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.speculating import choose_speculation
@@ -20,6 +21,7 @@ from headrace.speculation import Speculation
 GIB = 2**30
 MIB = 2**20
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+MIN_CAPABILITY = (8, 0)  # from which GPUs compute in bfloat16 and copy to shared memory in the background: Ampere
 FP8_CAPABILITY = (8, 9)  # compute capability from which a GPU has FP8 tensor cores: Ada, Hopper
 
 # A sequence is hardly ever shorter. If the KV cache held fewer of these than there are slots, most would be preempted.
@@ -130,6 +132,7 @@ class Resolver:
             enable_expert_parallel=config.enable_expert_parallel,
             nnodes=config.nnodes,
             kv_dtype=kv_dtype,
+            attention_backend=self._attention_backend(dtype),
             load_format=config.load_format,
             num_threads=threads.num_threads,
             cpu_affinity=threads.cpu_affinity,
@@ -232,6 +235,11 @@ class Resolver:
         if self._config.device == "cpu" or gpu is None:
             self._note("device", "cpu", self._facts.cpu_model)
             return "cpu"
+        if gpu.capability < MIN_CAPABILITY:
+            raise ConfigError(
+                f"{gpu.name} has compute capability {_dotted(gpu.capability)}, and the kernels need "
+                f"{_dotted(MIN_CAPABILITY)} (Ampere) or more; use device='cpu'"
+            )
         self._on_gpu = True
         self._note("device", "cuda", gpu.name)
         return "cuda"
@@ -294,15 +302,22 @@ class Resolver:
         self._note("kv_cache_dtype", "float8_e4m3fn", "as set: twice the tokens, half the bytes to read")
         return "float8_e4m3fn"
 
+    def _attention_backend(self, dtype: str) -> str:
+        chosen = choose_attention(
+            self._config.attention_backend, self._spec, dtype, self._facts.gpu if self._on_gpu else None
+        )
+        if self._on_gpu:
+            self._note("attention_backend", chosen.name, chosen.reason)
+        return chosen.name
+
     def _check_fp8(self, what: str) -> None:
         gpu = self._facts.gpu
         if not self._on_gpu or gpu is None:
             raise ConfigError(f"{what} needs a GPU; a CPU computes in float32")
         if gpu.capability < FP8_CAPABILITY:
-            minimum = ".".join(map(str, FP8_CAPABILITY))
             raise ConfigError(
-                f"{what} needs a GPU of compute capability {minimum} or more, and {gpu.name} has "
-                f"{'.'.join(map(str, gpu.capability))}"
+                f"{what} needs a GPU of compute capability {_dotted(FP8_CAPABILITY)} or more, and {gpu.name} has "
+                f"{_dotted(gpu.capability)}"
             )
 
     def _threads(self, dtype: str) -> Threads:
@@ -587,3 +602,7 @@ class Resolver:
             return minimum
         self._note("max_num_batched_tokens", value, "full rate for prompts, and steps short enough for streams")
         return value
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

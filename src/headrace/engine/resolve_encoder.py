@@ -36,6 +36,7 @@ class EncoderResolver(Resolver):
             device=device,
             dtype=dtype,
             kv_dtype=dtype,
+            attention_backend=self._attention_backend(dtype),
             load_format=config.load_format,
             num_threads=threads.num_threads,
             cpu_affinity=threads.cpu_affinity,
@@ -81,7 +82,10 @@ class EncoderResolver(Resolver):
     def _context(self) -> int:
         given, own = self._config.max_model_len, self._spec.max_model_len
         if given is not None and given > own:
-            raise ConfigError(f"max_model_len={given:,} is more than the model's own context of {own:,} tokens")
+            raise ConfigError(
+                f"max_model_len={given:,} is more than the model's own context of {own:,} tokens; "
+                "lower it, or leave it out"
+            )
         self._note("max_model_len", given or own, "as set" if given else "the model's own longest input")
         return given or own
 

@@ -98,7 +98,8 @@ def measure_step(decoder: Decoder | Encoder, settings: Settings) -> int:
 
     num_rows = 0 if settings.speculation is None else settings.speculation.max_rows
     num_seqs = max(settings.max_num_seqs, num_rows)
-    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs)
+    uses_flash = settings.attention_backend == "FLASH_ATTN"
+    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs, uses_flash=uses_flash)
 
 
 def graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
@@ -139,6 +140,7 @@ def start_runner(
         num_threads=settings.threads_per_rank,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
+        uses_flash=settings.attention_backend == "FLASH_ATTN",
         step_bytes=step_bytes,
         max_draft_seqs=0 if speculation is None else speculation.max_seqs,
         max_draft_rows=0 if speculation is None else speculation.max_rows,

@@ -54,6 +54,7 @@ class Settings:
     choices: tuple[Choice, ...]
     warnings: tuple[str, ...] = ()  # values that are allowed and probably a mistake, one line each
     quantization: Quantization | None = None
+    attention_backend: str = "CPU_ATTN"  # see `attention.py`
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False

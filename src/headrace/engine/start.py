@@ -20,12 +20,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.config import EngineConfig
+from headrace.engine import compile_ahead
 from headrace.engine.chat_template import with_chat_settings
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.drafts import check_tokenizer, load_draft, open_draft
 from headrace.engine.grammars import Grammars
 from headrace.engine.group import EngineGroup, OnLost, ProcessClient
+from headrace.engine.opening import open_model
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
@@ -47,8 +49,7 @@ from headrace.hardware import (
     return_large_buffers,
 )
 from headrace.hardware.affinity import pin
-from headrace.models import Checkpoint, ModelSpec, open_checkpoint
-from headrace.models.pooling_config import PoolingChoice
+from headrace.models import Checkpoint, ModelSpec
 from headrace.sched import Scheduler
 from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
 from headrace.steps import Runner
@@ -250,20 +251,6 @@ def host_cpus(settings: Settings) -> frozenset[int]:
     return cpus_of(settings.cpu_affinity) if settings.device == "cuda" else frozenset()
 
 
-def open_model(config: EngineConfig, on_stage: OnStage = ignore_stage) -> Checkpoint:
-    def progress(num_bytes: int, total: int | None) -> None:
-        on_stage("download", num_bytes, total or 0)
-
-    return open_checkpoint(
-        config.model,
-        revision=config.revision,
-        load_format=config.load_format,
-        progress=progress,
-        pooling=PoolingChoice(config.runner, config.convert, config.pooler_config),
-        hf_overrides=config.hf_overrides,
-    )
-
-
 def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> LoadedCore:
     if "torch" not in sys.modules:
         on_stage("import")  # by what follows
@@ -272,17 +259,22 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
     draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec
     estimate = resolve_here(config, spec, facts, draft_spec)
     ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, facts)
+    ahead = compile_ahead.begin(config, spec, estimate, facts)
     try:
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
             loading = executor.submit(tokenizer_of, config, checkpoint)
             decoder = _load_model(checkpoint, estimate, on_stage, ranks)
             draft = None if draft_checkpoint is None else load_draft(draft_checkpoint, estimate, on_stage)
+            if ahead is not None:
+                ahead.wait(on_stage)
             started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=draft)
             tokenizer = loading.result()
             if draft_checkpoint is not None:
                 check_tokenizer(config, draft_checkpoint, tokenizer)
     except BaseException:
+        if ahead is not None:
+            ahead.close()
         if ranks is not None:
             ranks.end()
         raise
@@ -335,7 +327,13 @@ def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -
 
 def _read_facts(config: EngineConfig) -> MachineFacts:
     facts = read_facts()
-    return facts if config.device == "cpu" else replace(facts, gpu=read_gpu(), num_gpus=num_gpus())
+    gpu = None if config.device == "cpu" else read_gpu()
+    if gpu is None:
+        return facts
+    from headrace.kernels.gpu import flash  # imports triton
+
+    gpu = replace(gpu, has_flash_attention=flash.is_available())
+    return replace(facts, gpu=gpu, num_gpus=num_gpus())
 
 
 def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder | Encoder:

@@ -23,6 +23,7 @@ class GpuFacts:
     free_memory: int  # bytes, before the engine allocates anything
     capability: tuple[int, int]  # CUDA compute capability
     step_memory: int | None = None  # bytes that the largest step was measured to need beside weights and KV cache
+    has_flash_attention: bool = True  # whether the package that the extra `gpu` installs can be loaded
     place: GpuPlace | None = None  # None: the driver does not tell its PCI address
 
 

@@ -128,6 +128,7 @@ class PackedLayout:
     lens: tuple[int, ...]  # of the texts
     tiles: Tensor | None = None  # on a GPU [num_tiles, 2] int32, (text, first token) of each tile
     tile_rows: int = 0  # tokens of a tile
+    uses_flash: bool = True  # FlashAttention-3, on a GPU where it runs
 
     @property
     def num_tokens(self) -> int:

@@ -7,12 +7,11 @@ from collections.abc import Collection
 from headrace.models import traits
 from headrace.models.family import Config, Family
 from headrace.models.family_rows_dense import QKV
-from headrace.models.family_rows_mixtures import EXPERT_COUNTS, MIXTRAL_NAMES
+from headrace.models.family_rows_mixtures import EXPERT_COUNTS, GRANITE_GGUF_KEYS, GRANITE_MULTIPLIERS, MIXTRAL_NAMES
 from headrace.models.stored_tensors import IMAGES, TEXT_MODEL, Stored
 
 _FUSED_QKV: dict[str, tuple[str, ...]] = {"self_attn.qkv_proj": QKV}
 _FUSED_GATE_UP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
-_MULTIPLIERS = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
 _OLMO2_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279}
 _GLM_KEYS = frozenset({"attention_bias", "partial_rotary_factor"})
 _GLM_DEFAULTS = {
@@ -236,15 +235,10 @@ LLAMA = (
         architectures=("GraniteForCausalLM",),
         gguf_architectures=("granite",),
         traits=traits.granite,
-        reads=_MULTIPLIERS | {"attention_bias", "mlp_bias"},
-        defaults=dict.fromkeys(_MULTIPLIERS, 1.0)
+        reads=GRANITE_MULTIPLIERS | {"attention_bias", "mlp_bias"},
+        defaults=dict.fromkeys(GRANITE_MULTIPLIERS, 1.0)
         | {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2, "bos_token_id": 1},
-        gguf_keys={
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "attention.scale": "attention_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        gguf_keys=GRANITE_GGUF_KEYS,
         gguf_rotates_pairs=True,
     ),
     Family(

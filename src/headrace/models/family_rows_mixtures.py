@@ -35,7 +35,13 @@ MIXTRAL_NAMES = {
     "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
     "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
 }
-_GRANITE_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+GRANITE_GGUF_KEYS = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+GRANITE_MULTIPLIERS = frozenset(GRANITE_GGUF_KEYS.values())
 _GRANITE_STORED = Stored(
     names={
         "mlp.router": "block_sparse_moe.router.layer",
@@ -48,7 +54,7 @@ _GRANITE_STORED = Stored(
     },
     has_upright_stacks=True,
 )
-_GRANITE_DEFAULTS = dict.fromkeys(_GRANITE_MULTIPLIERS, 1.0) | {
+_GRANITE_DEFAULTS = dict.fromkeys(GRANITE_MULTIPLIERS, 1.0) | {
     "max_position_embeddings": 2048,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -216,16 +222,10 @@ MIXTURES = (
         architectures=("GraniteMoeForCausalLM",),
         gguf_architectures=("granitemoe",),
         traits=traits.granite_moe,
-        reads=_EXPERTS | {"attention_bias", *_GRANITE_MULTIPLIERS},
+        reads=_EXPERTS | {"attention_bias", *GRANITE_MULTIPLIERS},
         defaults=_GRANITE_DEFAULTS,
         stored=_GRANITE_STORED,
-        gguf_keys=EXPERT_COUNTS
-        | {
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "attention.scale": "attention_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        gguf_keys=EXPERT_COUNTS | GRANITE_GGUF_KEYS,
         gguf_rotates_pairs=True,
     ),
     Family(
@@ -234,7 +234,7 @@ MIXTURES = (
         architectures=("GraniteMoeSharedForCausalLM",),
         gguf_architectures=(),
         traits=traits.granite_moe,
-        reads=_EXPERTS | {"attention_bias", "shared_intermediate_size", *_GRANITE_MULTIPLIERS},
+        reads=_EXPERTS | {"attention_bias", "shared_intermediate_size", *GRANITE_MULTIPLIERS},
         defaults=_GRANITE_DEFAULTS,
         stored=_GRANITE_STORED,
     ),

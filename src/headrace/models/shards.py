@@ -57,7 +57,7 @@ class Part:
         return (rows, whole[1] if self.columns is None else self.columns.size)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part as a view: of a tensor in a mapped file, only its pages are read."""
+        """The part of a tensor, as a view."""
         if self.rows is not None:
             tensor = tensor[self.rows.start : self.rows.end]
         return tensor if self.columns is None else tensor[:, self.columns.start : self.columns.end]

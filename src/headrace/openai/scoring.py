@@ -99,7 +99,7 @@ def score_texts(request: ScoreRequest) -> TextPairs:
 def _texts(given: str | list[str], param: str) -> list[str]:
     texts = [given] if isinstance(given, str) else given
     if not texts:
-        raise bad_request(f"{param} is an empty list", param, "empty_prompt")
+        raise bad_request(f"{param} is an empty list; give at least one text", param, "empty_prompt")
     _check_count(texts, param)
     return texts
 

@@ -78,7 +78,7 @@ def _by_count(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
         if count > settings.num_gpus and settings.tensor_parallel_size is None:
             layout = _try(prediction, prediction.gpu, replace(settings, num_gpus=count))
             if layout is not None:
-                yield f"{count} x {prediction.gpu.name}: {layout.label} (not in Headrace yet)"
+                yield f"{count} x {prediction.gpu.name}: {layout.label} (predicted; several GPUs were not measured)"
                 return
 
 

@@ -80,7 +80,8 @@ def predict(
     precision = _precision(shape, device, wanted)
     if wanted.max_model_len is not None and wanted.max_model_len > shape.max_model_len:
         raise ConfigError(
-            f"max_model_len={wanted.max_model_len:,} is more than the model's own context of {shape.max_model_len:,}"
+            f"max_model_len={wanted.max_model_len:,} is more than the model's own context of {shape.max_model_len:,} "
+            "tokens; lower it, or leave it out"
         )
     options = _options(shape, device, precision, wanted)
     fitting = [(layout, found) for layout, found in options if _problem(found, workload, wanted) is None]

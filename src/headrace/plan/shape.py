@@ -1,6 +1,6 @@
 """What a plan needs to know about a model: weights by kind, cache bytes per token and FLOPs per token.
 
-Built from the engine's own `ModelSpec`, or, for architectures that the engine does not run yet, from their config.
+Built from the engine's own `ModelSpec`, or, for architectures that the engine does not run, from their config.
 """
 
 from __future__ import annotations

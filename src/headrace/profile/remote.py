@@ -75,7 +75,9 @@ class RemoteServer:
             answer = connection.getresponse()
             text = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
+            raise ConfigError(
+                f"{self.url}{path} does not answer: {error or type(error).__name__}; check --url"
+            ) from error
         finally:
             connection.close()
         if not 200 <= answer.status < 300:

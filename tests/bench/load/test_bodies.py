@@ -26,7 +26,7 @@ CHAT = build(WorkloadSpec(name="uniform", num_requests=2))
         ("http://[::1]:80", "::1", 80, ""),
     ],
 )
-def test_addresses(address: str, host: str, port: int, prefix: str) -> None:
+def test_an_address_is_split_into_host_port_and_prefix(address: str, host: str, port: int, prefix: str) -> None:
     target = Target.parse(address)
     assert (target.host, target.port, target.prefix) == (host, port, prefix)
     assert target.is_tls == address.startswith("https")
@@ -35,7 +35,7 @@ def test_addresses(address: str, host: str, port: int, prefix: str) -> None:
 @pytest.mark.parametrize(
     "address", ["", "ftp://host", "http://", "http://host:99999", "http://host?x=1", "http://u:p@h"]
 )
-def test_bad_addresses(address: str) -> None:
+def test_an_address_that_cannot_be_used_is_refused(address: str) -> None:
     with pytest.raises(ConfigError):
         Target.parse(address)
 

@@ -107,7 +107,7 @@ def test_impossible_values_are_named(values: dict[str, object], message: str) ->
         parse_load(values)
 
 
-def test_lists_of_levels() -> None:
+def test_a_list_of_levels_is_read_and_a_bad_one_refused() -> None:
     assert parse_list("concurrency", "1, 4,16,") == [1, 4, 16]
     assert parse_list("rate", "0.5,inf") == [0.5, math.inf]
     with pytest.raises(ConfigError, match="got '4x'"):

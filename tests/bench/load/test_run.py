@@ -29,7 +29,7 @@ def server() -> Iterator[NullServerProcess]:
         yield running
 
 
-def test_a_closed_loop(server: NullServerProcess) -> None:
+def test_a_closed_loop_sends_every_request_once(server: NullServerProcess) -> None:
     result = run_load(server.address, WORKLOAD, ClosedLoop(concurrency=4), model_name="null")
     assert [outcome.status for outcome in result.outcomes] == ["ok"] * 30
     assert sorted(outcome.index for outcome in result.outcomes) == list(range(30))
@@ -60,7 +60,7 @@ def test_two_processes_share_a_schedule(server: NullServerProcess) -> None:
     assert result.client.send_late_ms is not None
 
 
-def test_a_trace(server: NullServerProcess) -> None:
+def test_a_trace_is_sent_in_the_order_of_its_times(server: NullServerProcess) -> None:
     requests = [
         replace_due(request, due) for request, due in zip(WORKLOAD.requests[:3], (5.0, 5.03, 5.01), strict=True)
     ]
@@ -82,7 +82,7 @@ def test_answers_of_another_length_are_said_to_be_so() -> None:
     assert result.warnings[0].startswith("30 answers do not have the length that was asked for")
 
 
-def test_a_server_that_dies_in_the_middle() -> None:
+def test_a_server_that_dies_in_the_middle_fails_the_rest_of_the_requests() -> None:
     with null_server(Behaviour(dies_after=10, itl_s=0.001)) as server:
         load = ClosedLoop(concurrency=2, num_requests=400)
         result = run_load(server.address, WORKLOAD, load, model_name="null")
@@ -93,7 +93,7 @@ def test_a_server_that_dies_in_the_middle() -> None:
     assert any("count as failed" in warning for warning in result.warnings)
 
 
-def test_a_server_that_dies_with_two_client_processes() -> None:
+def test_a_server_that_dies_ends_two_client_processes() -> None:
     with null_server(Behaviour(dies_after=10, itl_s=0.001)) as server:
         load = ClosedLoop(concurrency=4, num_requests=400)
         result = run_load(server.address, WORKLOAD, load, model_name="null", num_processes=2)

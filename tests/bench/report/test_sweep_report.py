@@ -15,7 +15,7 @@ from headrace.bench.report.page import page
 from headrace.bench.report.sweep import best_settings, sweep_report
 from headrace.bench.sweep import run_sweep
 from tests.bench.records import level, offline_record, online_record, outcomes
-from tests.bench.test_sweep import FakeEngine, sweep
+from tests.bench.sweeps import FakeEngine, sweep
 
 
 def section(report: Report, title: str) -> Any:

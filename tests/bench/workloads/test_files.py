@@ -61,7 +61,7 @@ def test_the_digest_follows_the_content_and_not_the_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["share.json", "share.jsonl"])
-def test_sharegpt(tmp_path: Path, name: str) -> None:
+def test_a_sharegpt_file_gives_first_questions_and_lengths_of_answers(tmp_path: Path, name: str) -> None:
     rows = [
         {
             "conversations": [
@@ -91,7 +91,7 @@ def test_a_mooncake_trace_shares_prefixes_where_its_hashes_are_equal(tmp_path: P
     assert len(first.prompt) == 1100
 
 
-def test_csv_traces(tmp_path: Path) -> None:
+def test_azures_and_burstgpts_traces_are_read_with_arrivals_and_lengths(tmp_path: Path) -> None:
     azure = tmp_path / "azure.csv"
     azure.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -123,7 +123,7 @@ def test_lengths_only_hides_the_users_prompts(tmp_path: Path) -> None:
     assert len(request.prompt) == 3
 
 
-def test_nothing_to_read(tmp_path: Path) -> None:
+def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read(str(tmp_path / "missing.jsonl"))
     with pytest.raises(ConfigError, match="no request"):

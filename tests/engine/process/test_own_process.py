@@ -42,7 +42,8 @@ ASKED = {
 FRONT = """
 import sys
 from headrace import AsyncEngine, EngineConfig
-from headrace.engine.start import open_model, start_engine_process, tokenizer_of
+from headrace.engine.opening import open_model
+from headrace.engine.start import start_engine_process, tokenizer_of
 
 config = EngineConfig(model=sys.argv[1])
 print(tokenizer_of(config, open_model(config)).encode("ab"), "torch" in sys.modules)

@@ -22,7 +22,7 @@ from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import headline
 from headrace.jobs.store.job_view import view_job
-from headrace.jobs.store.manifest import read_manifest, write_manifest
+from headrace.jobs.store.manifest import Manifest, read_manifest, write_manifest
 from headrace.jobs.store.status_file import read_status
 from headrace.jobs.times import deadline_at, read_duration
 from headrace.runner.fake import FakeRunner
@@ -138,33 +138,38 @@ def test_expired_lines_can_be_computed_again(
     assert view_job(source.parent / "out.jsonl.job").state == "completed"
 
 
-def test_a_deadline_counts_from_the_start_of_the_job(write_lines: WriteLines, start: Start) -> None:
-    source = write_lines(*lines(6, 20))
+def interrupt(source: Path, start: Start) -> Manifest:
+    """Runs a job until it loses its device. Returns its manifest."""
     lost = FaultyRunner(dies_at={20}, error=lambda: RuntimeError("CUDA error: gone"))
     with pytest.raises(ResumableJobError):
         run(source, FaultyStart(start, lost))
-    directory = source.parent / "out.jsonl.job"
-    manifest = read_manifest(directory)
-    assert manifest is not None and manifest.deadline is not None
-    assert manifest.deadline.at == pytest.approx(time.time() + 7200, abs=600)
+    manifest = read_manifest(source.parent / "out.jsonl.job")
+    assert manifest is not None
+    return manifest
+
+
+def let_deadline_pass(source: Path, manifest: Manifest) -> None:
+    assert manifest.deadline is not None
     passed = replace(manifest, deadline=replace(manifest.deadline, at=time.time() - 1))
-    write_manifest(directory, passed)
+    write_manifest(source.parent / "out.jsonl.job", passed)
+
+
+def test_a_deadline_counts_from_the_start_of_the_job(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*lines(6, 20))
+    manifest = interrupt(source, start)
+    assert manifest.deadline is not None
+    assert manifest.deadline.at == pytest.approx(time.time() + 7200, abs=600)
+    let_deadline_pass(source, manifest)
     report = run(source, never)
     assert (report.outcome, report.exit_code) == ("expired", 3)
     assert len(read(source)) == 26
     assert report.num_before == sum(line["error"] is None for line in read(source))
-    check_status(directory, 26, report)
+    check_status(source.parent / "out.jsonl.job", 26, report)
 
 
 def test_a_different_text_sets_another_deadline(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*lines(6, 20))
-    lost = FaultyRunner(dies_at={20}, error=lambda: RuntimeError("CUDA error: gone"))
-    with pytest.raises(ResumableJobError):
-        run(source, FaultyStart(start, lost))
-    directory = source.parent / "out.jsonl.job"
-    manifest = read_manifest(directory)
-    assert manifest is not None and manifest.deadline is not None
-    write_manifest(directory, replace(manifest, deadline=replace(manifest.deadline, at=time.time() - 1)))
+    let_deadline_pass(source, interrupt(source, start))
     assert run(source, start, deadline="3h").exit_code == 0
 
 
@@ -210,7 +215,7 @@ def test_a_text_that_is_no_time_is_refused(text: str) -> None:
         deadline_at(text, now=0.0)
 
 
-def test_durations() -> None:
+def test_a_duration_may_have_several_units_and_anything_else_is_refused() -> None:
     assert [read_duration(text) for text in ("0", "1.5", "30m", "1h30m")] == [0, 1.5, 1_800, 5_400]
     with pytest.raises(ConfigError, match="is not a duration; write it like 90s"):
         read_duration("soon")

@@ -39,7 +39,7 @@ def never(*arguments: Any, **options: Any) -> Engine:
     raise AssertionError("the model was loaded")
 
 
-def test_csv_to_parquet(tmp_path: Path, start: Start) -> None:
+def test_a_csv_is_answered_into_a_parquet_file(tmp_path: Path, start: Start) -> None:
     (tmp_path / "in.csv").write_text('id,text\n1,"a,\nb"\n2,c\nbad\n')
     report = run(tmp_path / "in.csv", tmp_path / "out.parquet", start)
     assert (report.tally.num_answered, dict(report.tally.errors)) == (2, {"invalid_row": 1})

@@ -17,8 +17,6 @@ import uvicorn
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.client import Client, Deliver
-from headrace.engine.start import Engine, start_engine
 from headrace.server.batch.service import BatchService
 from headrace.server.batch.setup import build_service, open_store
 from headrace.server.endpoints import ROUTES
@@ -46,25 +44,6 @@ class BatchServer:
 
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
-
-
-class LimitedEngine(AsyncEngine):
-    """An engine whose number of running sequences a test can limit."""
-
-    client: Client
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> LimitedEngine:
-        started: list[Engine] = []
-
-        def start(deliver: Deliver) -> Engine:
-            started.append(start_engine(config, deliver))
-            return started[0]
-
-        made = cls.over(start)
-        assert isinstance(made, LimitedEngine)
-        made.client = started[0].client
-        return made
 
 
 def config_of(directory: Path, **settings: Any) -> EngineConfig:

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from headrace.config import EngineConfig
-from tests.server.batch.batch_server import BatchServer, LimitedEngine, config_of, serving_batches
+from tests.server.batch.batch_server import BatchServer, config_of, serving_batches
+from tests.server.whole_server import LimitedEngine
 
 
 @pytest.fixture(scope="session")

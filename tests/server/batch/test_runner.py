@@ -17,7 +17,6 @@ from headrace.server.batch.store import BatchStore
 from tests.engine.process.process_tools import wait_until
 from tests.server.batch.batch_server import (
     BatchServer,
-    LimitedEngine,
     as_jsonl,
     create,
     line,
@@ -27,6 +26,7 @@ from tests.server.batch.batch_server import (
     wait_for,
 )
 from tests.server.batch.test_store import add_batch, add_file
+from tests.server.whole_server import LimitedEngine
 
 LINES = [line(str(number)) for number in range(8)]
 IDS = {each["custom_id"] for each in LINES}

@@ -21,7 +21,6 @@ from tests.server.batch.batch_server import (
     COMPLETIONS,
     MODEL,
     BatchServer,
-    LimitedEngine,
     create,
     line,
     results,
@@ -29,6 +28,7 @@ from tests.server.batch.batch_server import (
     upload,
     wait_for,
 )
+from tests.server.whole_server import LimitedEngine
 
 
 def test_a_batch_answers_each_line_once(client: openai.OpenAI) -> None:

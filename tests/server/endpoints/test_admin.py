@@ -14,7 +14,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.server.endpoints import ROUTES
 from tests.server.live import until
 from tests.server.serving import Server
-from tests.server.test_serve import PROMPT, LimitedEngine, Running, with_server
+from tests.server.whole_server import PROMPT, LimitedEngine, Running, with_server
 
 ROOT = {"X-Api-Key": "root"}
 CONTROLS = [(route.path, route.method) for route in ROUTES if route.auth == "admin"]

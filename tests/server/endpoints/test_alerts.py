@@ -13,7 +13,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.monitor.alerts import ALERTS
 from tests.server.endpoints.test_admin import ask
 from tests.server.serving import Server
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 
 @pytest.fixture(scope="module")

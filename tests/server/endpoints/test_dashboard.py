@@ -18,7 +18,7 @@ from headrace.hardware.nvml import GpuSample
 from headrace.server.self_monitor import COLUMNS, LIVE_COLUMNS
 from tests.server.endpoints.test_admin import ask
 from tests.server.serving import Server
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 DATA = "/dashboard/data"
 MAX_PAGE_BYTES = 80_000

@@ -21,7 +21,7 @@ from headrace.server.options import ServerOptions
 from tests.server.fake_engine import FakeEngine
 from tests.server.live import until
 from tests.server.serving import MODEL, Server, serving
-from tests.server.test_serve import LimitedEngine, Running, waiting, with_server
+from tests.server.whole_server import LimitedEngine, Running, waiting, with_server
 
 PATH = "/v1/embeddings"
 TEXTS = ["one", "a longer text", "one"]

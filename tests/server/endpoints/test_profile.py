@@ -12,7 +12,7 @@ from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.profile.remote import RemoteServer, ServerRefusedError, profile_server
 from headrace.server.endpoints.profile import serve_arguments
-from tests.server.test_serve import LimitedEngine, Running, with_server
+from tests.server.whole_server import LimitedEngine, Running, with_server
 
 ROUTES = ("/start_profile", "/stop_profile")
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, Request, Route, async_playwright
 
-from tests.server.test_serve import Running
+from tests.server.whole_server import Running
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM = os.environ.get("HEADRACE_CHROMIUM") or next(filter(None, map(shutil.which, COMMANDS)), None)

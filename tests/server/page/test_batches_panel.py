@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.batch.batch_server import LimitedEngine, config_of, create, line, serving_batches, wait_for
+from tests.server.batch.batch_server import config_of, create, line, serving_batches, wait_for
+from tests.server.whole_server import LimitedEngine
 
 pytest.importorskip("playwright", reason="no playwright: pip install playwright")
 

@@ -17,7 +17,7 @@ from headrace.doctor.findings import Advice, Finding
 from headrace.hardware.gpu_monitor import GpuFigures
 from headrace.hardware.nvml import GpuSample
 from tests.server.live import until
-from tests.server.test_serve import LimitedEngine, Running, running, with_server
+from tests.server.whole_server import LimitedEngine, Running, running, with_server
 
 pytest.importorskip("playwright", reason="no playwright: pip install playwright")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headrace.bench.workloads.requests import BenchRequest, Workload
-from headrace.bench.workloads.spec import WorkloadSpec
+from headrace.bench.workloads.spec import Ends, WorkloadSpec
 from headrace.errors import ConfigError, nearest
 
 TOPICS = (
@@ -38,6 +38,7 @@ class Named:
     num_requests: int
     seed: int
     about: str
+    ends: Ends = "exact"  # of a spec that says nothing else
 
 
 def build(spec: WorkloadSpec) -> Workload:
@@ -49,6 +50,7 @@ def build(spec: WorkloadSpec) -> Workload:
         spec,
         num_requests=named.num_requests if spec.num_requests is None else spec.num_requests,
         seed=named.seed if spec.seed is None else spec.seed,
+        ends=named.ends if spec.ends == "exact" else spec.ends,
     )
     requests = named.make(full, random.Random(full.seed))
     return Workload(full, with_ends(full, requests))
@@ -94,6 +96,11 @@ def _chat(spec: WorkloadSpec, rng: random.Random) -> list[BenchRequest]:
         prompt = _tokens(spec, rng, _long_tailed(rng, 4.8, 1.1, 4, 2048))
         requests.append(_of(prompt, _long_tailed(rng, 5.0, 0.9, 4, 1024)))
     return requests
+
+
+def _open(spec: WorkloadSpec, rng: random.Random) -> list[BenchRequest]:
+    prompts = [_tokens(spec, rng, _long_tailed(rng, 4.8, 1.1, 4, 2048)) for _ in range(_count(spec))]
+    return [_of(prompt, spec.output_len or 256) for prompt in prompts]
 
 
 def _fixed(input_len: int, output_len: int) -> Callable[[WorkloadSpec, random.Random], list[BenchRequest]]:
@@ -151,6 +158,9 @@ def _mixed(spec: WorkloadSpec, rng: random.Random) -> list[BenchRequest]:
 
 NAMED = {
     "chat": Named(_chat, 2000, 0, "long-tailed prompts (mean about 210 tokens) and answers (about 220)"),
+    "open": Named(
+        _open, 2000, 6, "the same prompts; answers end by themselves: 256 tokens on average, 2,048 at most", "random"
+    ),
     "prefill": Named(_fixed(2048, 64), 1000, 1, "documents of 2,048 tokens, 64 out: classification, extraction"),
     "decode": Named(_fixed(128, 1024), 1000, 2, "128 tokens in, 1,024 out: synthetic data"),
     "prefix": Named(_prefix, 2000, 3, "32 shared system prompts of 1,536 tokens, 128 of their own, 128 out"),

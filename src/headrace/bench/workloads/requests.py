@@ -25,6 +25,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     due_s: float | None = None  # arrival time of a trace, from its start
     stop_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
+    seed: int | None = None  # None: the engine's
 
     @property
     def is_chat(self) -> bool:
@@ -61,9 +62,24 @@ class Workload:
         params: dict[str, Any] = {"max_tokens": request.output_len, "temperature": self.spec.temperature}
         if self.spec.ends == "exact":
             params |= {"min_tokens": request.output_len, "ignore_eos": True}
-        if request.stop_token_ids is not None:
-            params |= {"stop_token_ids": request.stop_token_ids, "allowed_token_ids": request.allowed_token_ids}
+        for name in ("stop_token_ids", "allowed_token_ids", "seed"):
+            if (value := getattr(request, name)) is not None:
+                params[name] = value
         return params
+
+    def with_seeds(self) -> Workload:
+        """The same requests with a seed each, so that answers that end by themselves have equal lengths in each round,
+        but for rounding."""
+        seeded = [msgspec.structs.replace(request, seed=seed) for seed, request in enumerate(self.requests)]
+        return replace(self, requests=seeded)
+
+    def with_known_lengths(self, output_lens: Sequence[int]) -> Workload:
+        """The same requests with answers of exactly these lengths, which engines know in advance."""
+        requests = [
+            msgspec.structs.replace(request, output_len=length, stop_token_ids=None)
+            for request, length in zip(self.requests, output_lens, strict=True)
+        ]
+        return Workload(replace(self.spec, ends="exact"), requests)
 
     def body(self, index: int, model: str, *, stream: bool = True) -> tuple[str, dict[str, Any]]:
         """Path and JSON body of a request over HTTP."""

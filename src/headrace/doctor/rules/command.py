@@ -188,8 +188,8 @@ def chunked_as_prefix(evidence: Evidence) -> Finding | None:
         severity="mistake" if meant else "note",
         title="chunked prefill is not prefix caching",
         numbers=(says, ("enable_chunked_prefill", "on")),
-        why="Chunked prefill cuts long prompts into pieces. Prefix caching reuses the cache of prompts that start with "
-        f"the same tokens; its flag is --enable-prefix-caching.{default}",
+        why="Chunked prefill splits long prompts into chunks. Prefix caching reuses the cache of prompts that start "
+        f"with the same tokens; its flag is --enable-prefix-caching.{default}",
         advice=(
             Advice(
                 text="use --enable-prefix-caching to share prefixes",

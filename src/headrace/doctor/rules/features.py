@@ -45,7 +45,7 @@ def useless_prefixes(evidence: Evidence) -> Finding | None:
 
 
 def chunked_short(evidence: Evidence) -> Finding | None:
-    """Chunked prefill cuts prompts that are short."""
+    """Finds chunked prefill that splits short prompts."""
     if evidence.settings.get("enable_chunked_prefill") is not True:
         return None
     longest = evidence.longest_prompts if evidence.longest_prompts is not None else evidence.prompt_len
@@ -61,7 +61,7 @@ def chunked_short(evidence: Evidence) -> Finding | None:
         value = 2048 if not evidence.is_on_cpu else 512
         return Finding(
             severity="problem",
-            title="chunked prefill cuts short prompts",
+            title="chunked prefill splits short prompts",
             numbers=numbers,
             why=f"A prompt of this length takes {ceil(longest / budget)} steps, each with the cost of a whole step, "
             "and its first token waits for all of them.",
@@ -78,9 +78,9 @@ def chunked_short(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         severity="note",
-        title="chunked prefill was asked for, and prompts are too short to be cut",
+        title="chunked prefill was asked for, and prompts are too short to be split",
         numbers=numbers,
-        why="Prompts that fit into a step are not cut, so there is little to gain or to lose. Guides report an "
+        why="Prompts that fit into a step are not split, so there is little to gain or to lose. Guides report an "
         "overhead on short prompts; it was not measured here.",
         advice=(
             Advice(

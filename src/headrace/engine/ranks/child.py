@@ -224,7 +224,7 @@ def _gpu_memory(start: wire.Start) -> tuple[int, int]:
 def _load(start: wire.Start) -> Decoder:
     from headrace.dist.collectives import connect
     from headrace.engine import runners
-    from headrace.engine.start import open_model
+    from headrace.engine.opening import open_model
     from headrace.models import Decoder
 
     checkpoint = open_model(start.config)

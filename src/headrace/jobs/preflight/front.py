@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig
 from headrace.engine.checks import RequestChecks
 from headrace.engine.grammars import Grammars
+from headrace.engine.opening import open_model
 from headrace.engine.resolve import resolve
-from headrace.engine.start import open_model, tokenizer_of
+from headrace.engine.start import tokenizer_of
 from headrace.hardware import read_facts, read_gpu
 from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer

@@ -39,5 +39,5 @@ class Rate:
         except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
             raise JobError(f"{path} is neither a number nor a summary of --json-summary: {error!r}") from None
         if rate <= 0 or answered <= 0:
-            raise JobError(f"{path} is the summary of a job without answers; it has no rate")
+            raise JobError(f"{path} is the summary of a job without answers, which has no rate; give --rate a number")
         return cls(rate, f"as in {path} ({summary.get('model')})", tokens / answered)

@@ -19,6 +19,8 @@
     peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
+    launches.py, compile_pool.py   which kernels were launched; compiling them without a GPU, in parallel
+    architectures.py, shared_memory.py   what tiles must fit into
     allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities
 
 Invariants: the host never reads a result, so all launches fit into CUDA graphs. Numbers that change from step to step

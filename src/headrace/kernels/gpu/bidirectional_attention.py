@@ -28,7 +28,7 @@ def bidirectional_attention(
 ) -> Tensor:  # [T, H * D]
     head_dim, longest = qkv.shape[1] // (3 * num_heads), max(layout.lens)
     sees_all = reach is None or reach >= longest - 1
-    if sees_all and flash.is_made_for(qkv.dtype, head_dim, qkv.device):
+    if layout.uses_flash and sees_all and flash.is_made_for(qkv.dtype, head_dim, qkv.device):
         return flash.bidirectional(qkv, layout.starts, longest, num_heads, scale)
     assert layout.tiles is not None, "a step on a GPU needs tiles"
     out = empty(qkv.shape[0], num_heads * head_dim, dtype=qkv.dtype, device=qkv.device)

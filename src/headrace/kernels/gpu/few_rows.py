@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
+from headrace.kernels.gpu.shared_memory import fitting_stages
 from headrace.kernels.layout import UnnormedRows
 
 MAX_ROWS = 16
@@ -236,6 +237,7 @@ def _few_rows_gated(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     out = torch.empty((x.shape[0], num_columns), dtype=x.dtype, device=x.device)
     columns = 32 if num_columns * width > _LARGE_GATE else 64
     depth = tile_depth(width, 128)
+    stage_bytes = (2 * columns + _ROWS_BLOCK) * depth * x.element_size()
     _gated_rows[(num_columns // columns,)](
         x.contiguous(),
         weight,
@@ -246,7 +248,7 @@ def _few_rows_gated(x: Tensor, weight: Tensor, activation: str) -> Tensor:
         ROWS=_ROWS_BLOCK,
         COLUMNS=columns,
         DEPTH=depth,
-        STAGES=4,
+        STAGES=fitting_stages(4, stage_bytes, x.device),
         ACTIVATION=ACTIVATIONS[activation],
         num_warps=4,
         **dependent_launch(x.device),

@@ -32,12 +32,12 @@ def is_made_for(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool
 
 
 @functools.cache
-def is_available(device: torch.device) -> bool:
-    """Loads the library; False if it is not installed or does not fit the GPU."""
+def is_available(device: torch.device | None = None) -> bool:
+    """Loads the library; False if it is not installed or does not fit the GPU: the current one, if none is given."""
     package = importlib.util.find_spec("fa3_fwd")
     if package is None or not package.submodule_search_locations:
         return False
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if (device is not None and device.type != "cuda") or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     libraries = [path for place in package.submodule_search_locations for path in Path(place).glob("_C*.so")]
     if not libraries:

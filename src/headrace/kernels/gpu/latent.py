@@ -18,9 +18,11 @@ from torch import Tensor
 
 from headrace.kernels.gpu.attention_loop import LOG2E, in_dot_dtype
 from headrace.kernels.gpu.decode_attention import merge_partial, own_splits
+from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import LayerCache, StepLayout
 
 _TILE_TOKENS = 128  # as in `runner/gpu/tiles.py`
+_SPARE_BYTES = 8 * 1024  # of shared memory, for what is neither queries nor keys
 
 
 def allocate_latent_cache(
@@ -210,10 +212,18 @@ def _sizes(q: Tensor, cache: LayerCache) -> dict[str, int]:
         "ROTARY_BLOCK": max(16, triton.next_power_of_2(rotary_dim)),
         "BLOCK_SIZE": cache.block_size,
         "ROWS": shape.rows,
-        "KEYS": shape.keys,
+        "KEYS": _fitting_keys(shape, q.shape[2] * q.element_size(), shared_memory_bytes(q.device)),
         "num_warps": shape.num_warps,
         "num_stages": shape.num_stages,
     }
+
+
+def _fitting_keys(shape: LatentShape, row_bytes: int, max_bytes: int) -> int:
+    """Returns the keys per loop iteration: fewer where shared memory does not hold them beside the queries."""
+    keys = shape.keys
+    while keys > 16 and (shape.rows + keys) * row_bytes + _SPARE_BYTES > max_bytes:
+        keys //= 2
+    return keys
 
 
 @triton.jit

@@ -7,15 +7,18 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, attend, first_seen, in_dot_dtype
+from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import LayerCache, StepLayout
 
+_LARGE_BYTES = 104 * 1024  # of shared memory: 32 keys of 256 dimensions, and 128 queries
 TILE_ROWS = 128  # as in `runner/gpu/tiles.py`
 
 
-def _prefill_shape(dim_block: int) -> tuple[int, int, int]:
-    """Returns keys per loop iteration, warps and stages: the best of a sweep on an H200, 2026-11-15."""
+def _prefill_shape(dim_block: int, max_bytes: int) -> tuple[int, int, int]:
+    """Returns keys per loop iteration, warps and stages: the best of a sweep on an H200, 2026-11-15. With less shared
+    memory, half of the keys of large heads; not measured."""
     if dim_block >= 256:
-        return 32, 8, 2
+        return (32 if max_bytes >= _LARGE_BYTES else 16), 8, 2
     return (128, 8, 3) if dim_block >= 128 else (128, 4, 2)
 
 
@@ -39,7 +42,7 @@ def prefill_attention(
     num_tiles = layout.tiles.shape[0] - (0 if with_fresh else layout.num_fresh_tiles)
     num_heads, head_dim = q.shape[1], q.shape[2]
     dim_block = triton.next_power_of_2(head_dim)
-    num_keys, num_warps, num_stages = _prefill_shape(dim_block)
+    num_keys, num_warps, num_stages = _prefill_shape(dim_block, shared_memory_bytes(q.device))
     _prefill[(num_heads, num_tiles)](
         q,
         cache.keys,

@@ -62,7 +62,8 @@ def shared_attention(
     """Writes SHARED_SPLITS partial results, from index `first_partial` on, for every sequence with a shared prefix.
     Unused ones have a sum of 0."""
     num_tiles, num_seqs = shared.tile_seqs.shape
-    assert num_tiles <= max_tiles(layout.block_tables.shape[0]), f"{num_tiles} tiles are too many"
+    # The same for all steps of an engine; a graph that is padded to more sequences than there are slots has more.
+    tiles = max(num_tiles, max_tiles(layout.block_tables.shape[0]))
     shape = shared_shape(q.shape[2], cache.keys.dtype)
     _shared[(shape.programs * num_processors(q.device),)](
         q,
@@ -83,7 +84,7 @@ def shared_attention(
         0.0 if softcap is None else softcap,
         first_partial,
         partial.shape[2],
-        TILES=triton.next_power_of_2(max_tiles(layout.block_tables.shape[0])),  # the same for all steps of an engine
+        TILES=triton.next_power_of_2(tiles),
         SEQS=num_seqs,
         ROWS=shape.rows,
         SPLITS=SHARED_SPLITS,
@@ -95,8 +96,8 @@ def shared_attention(
 
 
 def max_tiles(num_seqs: int) -> int:
-    """Returns the most tiles there can be. Groups have at least four sequences and tiles hold at least four: the
-    worst case are groups of five."""
+    """Returns the most tiles there can be. Groups have at least four sequences and tiles hold at least four, so
+    groups of five are the worst case."""
     return max(1, num_seqs * 2 // 5)
 
 

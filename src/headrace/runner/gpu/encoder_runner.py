@@ -43,6 +43,7 @@ class GpuEncoderRunner:
 
     def __init__(self, encoder: Encoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         self._encoder, self._device = encoder, encoder.device
+        self._uses_flash = shape.uses_flash
         self._upload = UploadRing(encoder.device)
         on_stage("compile")
         self._warm_up(shape)
@@ -91,6 +92,7 @@ class GpuEncoderRunner:
             lens=tuple(texts.lens.tolist()),
             tiles=placed.view(-1, 2),
             tile_rows=rows,
+            uses_flash=self._uses_flash,
         )
         hidden = self._encoder.hidden(token_ids, layout)
         pooled = pool(self._encoder, hidden.index_select(0, kept), lens.long(), shares.view(torch.float32))

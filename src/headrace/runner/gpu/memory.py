@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -15,15 +17,17 @@ _BLOCK_SIZE = 16
 
 
 @torch.inference_mode()
-def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
-    """Peak bytes of a step of `num_tokens` that samples for `num_seqs`, on top of what is allocated now."""
+def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int, uses_flash: bool = True) -> int:
+    """Peak bytes of a step of `num_tokens` that samples for `num_seqs`, on top of what is allocated now. `uses_flash`:
+    contexts are gathered for FlashAttention-3, where it runs."""
     device = decoder.device
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden = decoder.hidden(
-        torch.zeros(num_tokens, dtype=torch.int32, device=device), *one_prompt_step(decoder, num_tokens)
-    )
+    layout, caches = one_prompt_step(decoder, num_tokens)
+    layout = layout if uses_flash else replace(layout, gatherings=())
+    hidden = decoder.hidden(torch.zeros(num_tokens, dtype=torch.int32, device=device), layout, caches)
+    del layout, caches
     last = hidden  # of a stage without a head, or of a pooling model
     for _ in range(0 if decoder.head is None else 2):  # a graph keeps logits of its own
         last = decoder.logits(hidden[:1].expand(num_seqs, -1).contiguous())

@@ -49,8 +49,11 @@ class StepLayouts:
         self._splits = splits
         self._cache_bytes = caches[0].keys.element_size()
         self._seqs_per_tile = seqs_per_tile(decoder.spec, caches[0].keys.dtype)
+        self._uses_flash = shape.uses_flash
         has_keys = decoder.spec.latent is None  # latents are read from their blocks
-        self._gathers = has_keys and flash.is_made_for(decoder.dtype, decoder.spec.head_dim, decoder.device)
+        self._gathers = (
+            shape.uses_flash and has_keys and flash.is_made_for(decoder.dtype, decoder.spec.head_dim, decoder.device)
+        )
         self._max_gathered = max_gathered_tokens(shape.max_num_batched_tokens, decoder.max_len)
 
     def of_arrays(self, arrays: list[Tensor], num_decodes: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
@@ -79,7 +82,8 @@ class StepLayouts:
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
         token_slots = np.repeat(plan.slots, plan.num_tokens)
         offsets = np.arange(len(token_slots)) - np.repeat(starts[:-1], plan.num_tokens)
-        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, order.num_decodes, order.num_fresh)
+        num_fresh = order.num_fresh if self._uses_flash else 0  # own kernels compute them like continuations
+        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, order.num_decodes, num_fresh)
         arrays = (token_slots, offsets, plan.slots, plan.num_tokens, starts, tiles)
         places = [upload.put(array) for array in arrays]
         groups = order.groups
@@ -95,7 +99,7 @@ class StepLayouts:
         layout = replace(
             layout,
             shared=prefixes,
-            num_fresh=order.num_fresh,
+            num_fresh=num_fresh,
             num_fresh_tiles=num_fresh_tiles,
             gatherings=gatherings,
         )

@@ -108,6 +108,21 @@ def run_on(cluster: RayCluster, source: Path, num_workers: int) -> tuple[JobRepo
     return report, {line["index"]: line.get("token_ids", line.get("error")) or line for line in lines}
 
 
+def kill_the_first_actor(cluster: WatchedCluster, number: int) -> None:
+    """For `on_answers`: kills the first engine of worker 0 while both workers have lines in flight."""
+    cluster.wait_for_start(1 - number, 1)
+    if number == 0 and cluster.started[0] == 1:
+        cluster.clients[0]._calls.kill()
+    elif number == 1:
+        cluster.wait_for_start(0, 2)
+
+
+def only_lost_lines_ran_again(cluster: WatchedCluster, worker: int) -> bool:
+    """Tells whether each line that was submitted twice was one of the worker's first engine."""
+    lost = next(ids for number, ids in cluster.submitted if number == worker)
+    return recomputed(cluster) <= set(lost)
+
+
 def recomputed(cluster: WatchedCluster) -> set[str]:
     counts = Counter(line for _, ids in cluster.submitted for line in ids)
     return {line for line, count in counts.items() if count > 1}

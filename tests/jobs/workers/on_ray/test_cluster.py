@@ -12,7 +12,15 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.jobs.workers.on_ray.cluster import connected
 from tests.jobs.workers.on_ray.fake_ray import FakeRay
-from tests.jobs.workers.on_ray.scene import NUM_LINES, WatchedCluster, prompts, recomputed, run_on
+from tests.jobs.workers.on_ray.scene import (
+    NUM_LINES,
+    WatchedCluster,
+    kill_the_first_actor,
+    only_lost_lines_ran_again,
+    prompts,
+    recomputed,
+    run_on,
+)
 
 WriteLines = Callable[..., Path]
 
@@ -62,17 +70,9 @@ def test_a_killed_actor_is_replaced_and_costs_its_lines_in_flight(
     _, expected = run_on(WatchedCluster(fake_ray("a")), source, 1)
     ray = fake_ray("a", "b")
 
-    def on_answers(cluster: WatchedCluster, number: int) -> None:
-        cluster.wait_for_start(1 - number, 1)
-        if number == 0 and cluster.started[0] == 1:
-            cluster.clients[0]._calls.kill()
-        elif number == 1:
-            cluster.wait_for_start(0, 2)
-
-    report, found = run_on(cluster := WatchedCluster(ray, on_answers), source, 2)
+    report, found = run_on(cluster := WatchedCluster(ray, kill_the_first_actor), source, 2)
     assert (report.exit_code, found, report.failures.deaths) == (0, expected, {"engine": 1})
-    first = next(ids for number, ids in cluster.submitted if number == 0)
-    assert recomputed(cluster) <= set(first)
+    assert only_lost_lines_ran_again(cluster, 0)
 
 
 def test_a_node_joins_one_leaves_and_another_takes_its_place(
@@ -95,8 +95,7 @@ def test_a_node_joins_one_leaves_and_another_takes_its_place(
 
     report, found = run_on(cluster := WatchedCluster(ray, on_answers), source, 2)
     assert (report.exit_code, found, report.failures.deaths) == (0, expected, {"engine": 1})
-    lost = next(ids for number, ids in cluster.submitted if number == first[0])
-    assert recomputed(cluster) <= set(lost)
+    assert only_lost_lines_ran_again(cluster, first[0])
 
 
 def test_a_job_goes_on_with_fewer_actors_than_it_may_have(
@@ -105,8 +104,8 @@ def test_a_job_goes_on_with_fewer_actors_than_it_may_have(
     cluster = WatchedCluster(fake_ray("a"))
     report, found = run_on(cluster, write_lines(*prompts()), 3)
     assert (report.exit_code, len(found)) == (0, NUM_LINES)
-    assert len(cluster.submitted) == 1
-    assert [worker.state for worker in report.workers].count("starting") == 2
+    assert sum(bool(ids) for _, ids in cluster.submitted) == 1  # another may start when the first one has ended
+    assert "starting" in [worker.state for worker in report.workers]
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,14 @@ from headrace.config import EngineConfig
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from tests.jobs.workers.on_ray.fake_ray import FakeRay
-from tests.jobs.workers.on_ray.scene import NUM_LINES, WatchedCluster, prompts, recomputed, run_on
+from tests.jobs.workers.on_ray.scene import (
+    NUM_LINES,
+    WatchedCluster,
+    kill_the_first_actor,
+    only_lost_lines_ran_again,
+    prompts,
+    run_on,
+)
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'headrace[ray]'")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -83,17 +90,9 @@ def test_an_actor_is_killed_in_the_middle(add_node: Callable[[], Any], expected:
     add_node()
     add_node()
 
-    def on_answers(cluster: WatchedCluster, number: int) -> None:
-        cluster.wait_for_start(1 - number, 1)
-        if number == 0 and cluster.started[0] == 1:
-            cluster.clients[0]._calls.kill()
-        elif number == 1:
-            cluster.wait_for_start(0, 2)
-
-    report, found = run_on(cluster := WatchedCluster(ray, on_answers), source, 2)
+    report, found = run_on(cluster := WatchedCluster(ray, kill_the_first_actor), source, 2)
     assert (report.exit_code, found, report.failures.deaths) == (0, answers, {"engine": 1})
-    first = next(ids for number, ids in cluster.submitted if number == 0)
-    assert recomputed(cluster) <= set(first)
+    assert only_lost_lines_ran_again(cluster, 0)
 
 
 def test_a_node_joins_one_leaves_and_another_takes_its_place(
@@ -116,8 +115,7 @@ def test_a_node_joins_one_leaves_and_another_takes_its_place(
     report, found = run_on(cluster := WatchedCluster(ray, on_answers), source, 2)
     assert (report.exit_code, found, report.failures.deaths) == (0, answers, {"engine": 1})
     assert len(found) == NUM_LINES
-    lost = next(ids for number, ids in cluster.submitted if number == first[0])
-    assert recomputed(cluster) <= set(lost)
+    assert only_lost_lines_ran_again(cluster, first[0])
 
 
 @pytest.mark.embedded

@@ -14,9 +14,10 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.grammars import Grammars
 from headrace.engine.nodes.ray_connection import INSTALL, connect, import_ray
+from headrace.engine.opening import open_model
 from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.engine.shares import EngineShare
-from headrace.engine.start import Engine, open_model, tokenizer_of
+from headrace.engine.start import Engine, tokenizer_of
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError, MachineLostError
 from headrace.hardware import read_facts
 from headrace.jobs.recovery.job_engine import JobEngine, Start

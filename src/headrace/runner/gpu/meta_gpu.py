@@ -1,0 +1,172 @@
+"""Poses as a GPU: tensors on it are meta tensors, which have shapes and no values, and nothing waits or runs.
+
+Everything that Python sees of a device is that of the GPU: `x.device`, `x.is_cuda`, what `torch.cuda` says. So the
+code that starts a runner runs as it is, on any machine, and launches the same kernels (`kernels/gpu/launches.py`
+records them). Only for processes that do nothing else: facts about "the GPU" are cached by many modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverloadPacket
+from torch.overrides import TorchFunctionMode
+
+from headrace.kernels.gpu.architectures import Architecture
+from headrace.kernels.gpu.launches import Launch, record_launches, set_target
+
+_DEVICE = torch.device("cuda", 0)
+_NUM_PROCESSORS = 132  # decides how many programs a launch has, not what is compiled
+_LIBRARIES = ("fa3_fwd",)  # of operations that have no meta version; they fill tensors that were allocated before
+
+
+@contextmanager
+def meta_gpu(architecture: Architecture, *, total_memory: int) -> Iterator[list[Launch]]:
+    """Inside the block there is one GPU of this architecture; the list gets the launches of Triton kernels."""
+    set_target(architecture)
+    with ExitStack() as stack:
+        launches = stack.enter_context(record_launches())
+        stack.enter_context(mock.patch.multiple(torch.cuda, **_functions(architecture, total_memory)))
+        stack.enter_context(_MetaTensors())
+        yield launches
+
+
+class _MetaTensors(TorchFunctionMode):
+    """Makes tensors of the GPU meta tensors, and lets these say that they are on the GPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _GETTERS:
+            return _GETTERS[func](args[0])
+        if func in _SHAPES and args[0].is_meta:
+            return _SHAPES[func](*args)
+        if func is torch.arange:  # its meta version imports sympy
+            return torch.arange(*args, dtype=(kwargs or {}).get("dtype")).to(
+                _placed((kwargs or {}).get("device", "cpu"))
+            )
+        if func is torch.Tensor.copy_ and args[1].is_meta:
+            return args[0]  # there are no values to copy
+        if isinstance(func, OpOverloadPacket) and str(func).partition(".")[0] in _LIBRARIES:
+            return None
+        kwargs = {name: _placed(value) for name, value in (kwargs or {}).items()}
+        if kwargs.pop("pin_memory", False):
+            kwargs.pop("device", None)
+        return func(*map(_placed, args), **kwargs)
+
+
+def _placed(value: Any) -> Any:
+    """The meta device instead of the GPU."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("meta")
+    return "meta" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+
+def _device_of(x: Tensor) -> torch.device:
+    return _DEVICE if x.is_meta else torch.device("cpu")
+
+
+def _address_of(x: Tensor) -> int:
+    """Relative to the start of its memory, which is aligned: kernels are compiled for the alignment."""
+    return int(x.storage_offset()) * x.element_size()
+
+
+_GETTERS: dict[Any, Callable[[Tensor], Any]] = {
+    torch.Tensor.device.__get__: _device_of,
+    torch.Tensor.is_cuda.__get__: lambda x: x.is_meta,  # type: ignore[attr-defined]
+    torch.Tensor.data_ptr: _address_of,
+    torch.Tensor.pin_memory: lambda x: x,
+    torch.Tensor.cpu: lambda x: torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x,
+}
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
+
+
+def _arithmetic(x: Tensor, other: Tensor | float) -> Tensor:
+    return torch.empty(_shape_of(x, other), dtype=torch.result_type(x, other), device="meta")
+
+
+def _comparison(x: Tensor, other: Tensor | float) -> Tensor:
+    return torch.empty(_shape_of(x, other), dtype=torch.bool, device="meta")
+
+
+def _where(condition: Tensor, x: Tensor, other: Tensor | float) -> Tensor:
+    return torch.empty(_shape_of(condition, x), dtype=torch.result_type(x, other), device="meta")
+
+
+def _shape_of(*operands: object) -> torch.Size:
+    shapes = [each.shape for each in operands if isinstance(each, Tensor)]
+    return torch.Size(torch.broadcast_shapes(*shapes))
+
+
+# Frequent operations, instead of their meta versions in Python: the first use of one of those imports all of
+# `torch._dynamo`, which takes seconds.
+_SHAPES: dict[Any, Callable[..., Tensor]] = {
+    torch.nn.functional.linear: _linear,
+    torch.Tensor.add: _arithmetic,
+    torch.Tensor.mul: _arithmetic,
+    torch.Tensor.remainder: _arithmetic,
+    torch.Tensor.__floordiv__: _arithmetic,
+    torch.Tensor.gt: _comparison,
+    torch.where: _where,
+}
+
+
+class _Event:
+    """Has happened."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1.0
+
+
+class _Stream:
+    def __init__(self, device: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class _Graph:
+    def replay(self) -> None: ...
+
+
+def _functions(architecture: Architecture, total_memory: int) -> dict[str, Any]:
+    """What the runner uses of `torch.cuda`."""
+    properties = SimpleNamespace(multi_processor_count=_NUM_PROCESSORS)
+    return {
+        "Event": _Event,
+        "Stream": _Stream,
+        "CUDAGraph": _Graph,
+        "current_device": lambda: 0,
+        "current_stream": _Stream,
+        "empty_cache": lambda: None,
+        "get_device_capability": lambda device=None: architecture.capability,
+        "get_device_properties": lambda device=None: properties,
+        "graph": lambda *args, **options: nullcontext(),
+        "graph_pool_handle": lambda: (0, 0),
+        "is_available": lambda: True,
+        "max_memory_allocated": lambda device=None: 0,
+        "mem_get_info": lambda device=None: (total_memory, total_memory),
+        "memory_allocated": lambda device=None: 0,
+        "memory_reserved": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "stream": lambda stream: nullcontext(),
+        "synchronize": lambda device=None: None,
+    }
