@@ -162,8 +162,8 @@ GROUPS: tuple[FlagGroup, ...] = (
         values="tokenizer-pool-size=0 tokenizer-pool-type tokenizer-pool-extra-config renderer-num-workers=1",
     ),
     FlagGroup(
-        "refused",
-        "the tokenizer is always loaded; requests may send token ids as the prompt",
+        "ignored",
+        "a model without a tokenizer is served without one; prompts may be token ids with any model",
         switches="skip-tokenizer-init",
     ),
     FlagGroup(
@@ -395,7 +395,6 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup("ignored", "there is no Cohere API", values="cohere-format", switches="cohere-is-reasoning-model=true"),
     # ---- the server
     FlagGroup("refused", "the server speaks HTTP only", values="grpc-port", switches="grpc"),
-    FlagGroup("refused", "the server listens on --host and --port only", values="uds"),
     FlagGroup("refused", "all routes are served; close some of them in a proxy", switches="tokens-only"),
     FlagGroup("refused", "use a proxy in front of the server", lists="middleware"),
     FlagGroup("refused", "there are no cookies; keys are sent in headers", switches="allow-credentials"),

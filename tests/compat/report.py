@@ -10,8 +10,10 @@ from functools import cached_property
 from textwrap import wrap
 from typing import Any
 
+from tests.compat.results import OUTSIDE, PASSED, Result
+
 WIDTH = 120  # of lines in the docs
-PASSED, NO_REASON = "passed", "no reason yet"
+NO_REASON = "no reason yet"
 KINDS = {  # of tests that do not pass, in the order of the page
     NO_REASON: "Failed",
     "missing": "Missing here",
@@ -19,35 +21,24 @@ KINDS = {  # of tests that do not pass, in the order of the page
     "model": "Need the model that they were written for",
     "outside": "Not about a server",
 }
-OWN_CODE = "uses the project's own code"  # as the adapter says it
 
 
 _INTRODUCTION = """\
 The server tests of vLLM and SGLang, run against `headrace serve`. Their files are not changed. An adapter starts the
-server with another model, leaves out flags of types, GPUs, LoRA and images, limits contexts to 1,536 tokens in most
-files, and runs tests that are marked to be skipped on other hardware. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY`
-writes this page from checkouts of the two projects; the reasons are in `tests/compat/scope.toml`.
+server with another model, leaves out flags of types, GPUs and images, limits contexts, and runs tests that are marked
+to be skipped on other hardware. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY` writes this page from checkouts of the
+two projects; the reasons are in `tests/compat/scope.toml`, the date and the commit of each test's last run in
+`tests/compat/results/`.
 
-Headrace {version}, {date}. The model of every test is SmolLM2-135M-Instruct, with a chat template that shows tools, on
-a CPU. Tests that expect words, token counts or the reasoning of another model cannot pass with it."""
+Headrace {version} on a CPU, {dates}. The models that stand for those of the tests:
 
+- In most files a tiny Qwen3 whose weights are computed to write given texts (`tests/compat/scripted_model.py`):
+  reasoning between tags, then a short answer or a call of the test's tool; in `/v1/completions` prose without an end.
+  So these tests show what the server does, and nothing about a model.
+- SmolLM2-135M-Instruct, with a chat template that shows tools, in some; a small encoder with random weights in tests of
+  an embedding model. `tests/compat/results/` names the model of each.
 
-@dataclass(frozen=True)
-class Result:
-    """What one test did, as the adapter noted it."""
-
-    test: str  # pytest's id
-    outcome: str
-    line: int | None
-    message: str
-
-    @property
-    def file(self) -> str:
-        return self.test.partition("::")[0]
-
-    @property
-    def name(self) -> str:
-        return self.test.partition("::")[2] or "(the file)"
+Tests that expect words, knowledge or token counts of another model cannot pass."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class Project:
     def _judged(self, result: Result) -> Judged:
         if result.outcome == PASSED:
             return Judged(result, PASSED)
-        if OWN_CODE in result.message:
+        if result.outcome == OUTSIDE:
             return Judged(result, "outside", f"calls functions of {self.scope['title']}")
         name = result.test.removeprefix(self.folder + "/")
         for rule in self.scope.get("reasons", []):
@@ -99,14 +90,16 @@ class Project:
         return Judged(result, NO_REASON, "")
 
 
-def page(projects: Sequence[Project], *, date: str, version: str) -> str:
-    return "\n".join([*_introduction(projects, date, version), *(line for each in projects for line in _part(each))])
+def page(projects: Sequence[Project], *, version: str) -> str:
+    return "\n".join([*_introduction(projects, version), *(line for each in projects for line in _part(each))])
 
 
-def _introduction(projects: Sequence[Project], date: str, version: str) -> Iterator[str]:
+def _introduction(projects: Sequence[Project], version: str) -> Iterator[str]:
     yield "# Compatibility"
     yield ""
-    yield from _INTRODUCTION.format(version=version, date=date).splitlines()
+    dates = sorted({result.date for project in projects for result in project.results}) or ["not run"]
+    shown = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    yield from _INTRODUCTION.format(version=version, dates=shown).splitlines()
     yield ""
     yield "| Tests of | commit | of its server | passed | missing | different | other model | not about a server |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"

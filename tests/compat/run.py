@@ -1,12 +1,14 @@
 """Runs the server tests of vLLM and SGLang against `headrace serve`: `make compat VLLM=CHECKOUT SGLANG=CHECKOUT`.
 
 Nothing is fetched and nothing is written into the checkouts. The tests run in an environment of their own under
-build/compat, with the adapter in place of what they import of their own project. The result is docs/compatibility.md.
+build/compat, with the adapter in place of what they import of their own project. Results are kept in results/, so that
+a part can be run again; docs/compatibility.md is written from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -17,26 +19,24 @@ import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from headrace.models import open_checkpoint
-from headrace.models.sources import locate
-from headrace.text import load_tokenizer
 from headrace.version import __version__
-from tests.clients.tools_model import TEMPLATE, write_tools_model
-from tests.compat.report import NO_REASON, Project, Result, page
+from tests.compat.models import SCRIPTED, StandIn, StandIns
+from tests.compat.report import NO_REASON, Project, page
+from tests.compat.results import Result, merged, read_notes, read_results, write_results
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build/compat"
-MODEL_FILE, TOKENIZER, LOG = BUILD / "model.gguf", BUILD / "tokenizer", BUILD / "server.log"
+NOTES, LOG = BUILD / f"notes-{os.getpid()}.jsonl", BUILD / "server.log"
 PAGE = ROOT / "docs/compatibility.md"
 PACKAGES = (
-    *("anthropic==2.8.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
-    *("pybase64", "regex", "requests", "fastapi", "prometheus-client"),
+    *("anthropic==0.125.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
+    *("pybase64", "regex", "requests", "fastapi", "prometheus-client", "model-hosting-container-standards"),
 )
-MODEL, MAX_MODEL_LEN, SHORT_LEN = "smollm2", 16384, 1536
 FILE_TIMEOUT_S = 900.0
 
 
@@ -48,18 +48,80 @@ class Suite:
     plugin: str
     folder: str  # in the checkout
 
-    @property
+    @cached_property
     def scope(self) -> dict[str, Any]:
         found: dict[str, Any] = tomllib.loads((HERE / "scope.toml").read_text(encoding="utf-8"))[self.name]
         return found
 
     @property
     def results(self) -> Path:
-        return BUILD / f"{self.name}.jsonl"
+        return HERE / f"results/{self.name}.jsonl"
+
+    def model_of(self, path: Path) -> str:
+        """The name of the model that stands for the one of a file's tests."""
+        models: dict[str, list[str]] = self.scope.get("models", {})
+        return next((name for name, files in models.items() if any(str(path).endswith(f) for f in files)), SCRIPTED)
 
 
 VLLM = Suite("vllm", "vllm_plugin", "tests/entrypoints")
 SGLANG = Suite("sglang", "sglang_plugin", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs one file of tests after the other."""
+
+    python: Path
+    models: StandIns
+    has_lora: bool
+    only: str | None = None  # tests, as for pytest
+
+    def run(self, suite: Suite, checkout: Path, path: Path) -> None:
+        """Run one file; its results replace those that it had."""
+        model = self.models[suite.model_of(path)]
+        shown = str(path.relative_to(checkout))
+        print(f"---- {shown}", flush=True)
+        NOTES.unlink(missing_ok=True)
+        NOTES.touch()
+        is_done = self._run_pytest(suite, checkout, path, model)
+        date = datetime.now(UTC).date().isoformat()
+        notes = NOTES.read_text(encoding="utf-8")
+        new = read_notes(notes, model=model.name, date=date, commit=commit_of(ROOT, "%h"))
+        for result in new:
+            if result.message and result.outcome == "failed":
+                print(f"    {result.name}: {result.message[:300]!r}", flush=True)
+        is_whole = is_done and self.only is None
+        NOTES.unlink()
+        with (BUILD / f"{suite.name}.lock").open("w") as lock:  # two runs may end at the same time
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_results(suite.results, merged(read_results(suite.results), new, file=shown, is_whole=is_whole))
+
+    def _run_pytest(self, suite: Suite, checkout: Path, path: Path, model: StandIn) -> bool:
+        settings = {
+            "command": [sys.executable, "-m", "headrace"],
+            "environment": {"PYTHONPATH": str(ROOT / "src")},
+            "log": str(LOG),
+            "has_lora": self.has_lora,
+            "version": __version__,
+            **model.settings(),
+        }
+        variables = {
+            "PYTHONPATH": os.pathsep.join([str(HERE / "adapter"), str(checkout)]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HEADRACE_COMPAT_SETTINGS": json.dumps(settings),
+            "HEADRACE_COMPAT_RESULTS": str(NOTES),
+        }
+        command = [str(self.python), "-m", "pytest", "-q", "-c", str(HERE / "adapter/pytest.ini")]
+        command += ["--rootdir", str(checkout), "--confcutdir", str(checkout / suite.folder)]
+        command += ["-p", suite.plugin, "-p", "no:xdist", str(path)]
+        if self.only is not None:
+            command += ["-k", self.only]
+        try:
+            subprocess.run(command, cwd=BUILD, env={**os.environ, **variables}, timeout=FILE_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"not done after {FILE_TIMEOUT_S:g} s", flush=True)
+            return False
+        return True
 
 
 def prepare() -> Path:
@@ -78,21 +140,12 @@ def prepare() -> Path:
     return python
 
 
-def write_model() -> None:
-    """The embedded model with a template that shows tools and with a longer context, and its tokenizer as files."""
-    write_tools_model(locate(MODEL), MODEL_FILE)
-    command = [sys.executable, "-m", "gguf.scripts.gguf_set_metadata", "--force", str(MODEL_FILE)]
-    subprocess.run([*command, "llama.context_length", str(MAX_MODEL_LEN)], check=True, capture_output=True)
-    tokenizer = load_tokenizer(open_checkpoint(MODEL).text)
-    TOKENIZER.mkdir(parents=True, exist_ok=True)
-    (TOKENIZER / "tokenizer.json").write_text(tokenizer.serialized(), encoding="utf-8")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-        **tokenizer.special_tokens,
-    }
-    (TOKENIZER / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+def knows_flag(flag: str) -> bool:
+    """Whether `headrace serve` has this flag."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "serve", "--help"], capture_output=True, text=True, check=True
+    )
+    return flag in done.stdout
 
 
 def files_of(suite: Suite, checkout: Path, wanted: Sequence[str]) -> Iterator[Path]:
@@ -103,58 +156,22 @@ def files_of(suite: Suite, checkout: Path, wanted: Sequence[str]) -> Iterator[Pa
                 yield path
 
 
-def run_file(suite: Suite, python: Path, checkout: Path, path: Path, *, only: str | None = None) -> None:
-    """Run one file of tests; each test adds its line to the results."""
-    settings = {
-        "command": [sys.executable, "-m", "headrace"],
-        "environment": {"PYTHONPATH": str(ROOT / "src")},
-        "model": str(MODEL_FILE),
-        "tokenizer": str(TOKENIZER),
-        "log": str(LOG),
-        "max_model_len": SHORT_LEN,
-    }
-    variables = {
-        "PYTHONPATH": os.pathsep.join([str(HERE / "adapter"), str(checkout)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HEADRACE_COMPAT_SETTINGS": json.dumps(settings),
-        "HEADRACE_COMPAT_RESULTS": str(suite.results),
-    }
-    command = [str(python), "-m", "pytest", "-q", "-c", str(HERE / "adapter/pytest.ini"), "--rootdir", str(checkout)]
-    command += ["--confcutdir", str(checkout / suite.folder), "-p", suite.plugin, "-p", "no:xdist", str(path)]
-    if only is not None:
-        command += ["-k", only]
-    print(f"---- {path.relative_to(checkout)}", flush=True)
-    try:
-        subprocess.run(command, cwd=BUILD, env={**os.environ, **variables}, timeout=FILE_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"not done after {FILE_TIMEOUT_S:g} s", flush=True)
-
-
-def read_results(suite: Suite) -> list[Result]:
-    """The last result of each test, in the order of the files. A test that both fails and errs counts once."""
-    found: dict[str, Result] = {}
-    for line in suite.results.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        found[entry["test"]] = Result(**entry)
-    return sorted(found.values(), key=lambda result: (result.file, result.line or 0, result.test))
-
-
 def project_of(suite: Suite, checkout: Path) -> Project:
-    results = read_results(suite)
+    results = read_results(suite.results)
     files = [str(path.relative_to(checkout)) for path in files_of(suite, checkout, ())]
     ran = {result.file for result in results}
     return Project(
-        commit=commit_of(checkout),
+        commit=commit_of(checkout, "%h of %cs"),
         folder=suite.folder,
-        results=results,
+        results=[result for result in results if result.file in files],
         scope=suite.scope,
         not_run=[file for file in files if file not in ran],
     )
 
 
-def commit_of(checkout: Path) -> str:
+def commit_of(checkout: Path, form: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=False
+        ["git", "-C", str(checkout), "log", "-1", f"--format={form}"], capture_output=True, text=True, check=False
     )
     return done.stdout.strip() or "an unknown commit"
 
@@ -171,25 +188,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checkouts = [(suite, path.resolve()) for suite, path in checkouts if path is not None]
     if not checkouts:
         parser.error("give a checkout: make compat VLLM=DIRECTORY SGLANG=DIRECTORY")
-    BUILD.mkdir(parents=True, exist_ok=True)
     if not given.report:
-        python = prepare()
-        write_model()
+        BUILD.mkdir(parents=True, exist_ok=True)
+        runner = Runner(python=prepare(), models=StandIns(BUILD), has_lora=knows_flag("--enable-lora"), only=given.only)
         for suite, checkout in checkouts:
-            if not given.names:
-                suite.results.unlink(missing_ok=True)
             for path in files_of(suite, checkout, given.names):
-                run_file(suite, python, checkout, path, only=given.only)
-    projects = [project_of(suite, checkout) for suite, checkout in checkouts]
-    if not given.names:
-        date = datetime.now(UTC).date().isoformat()
-        PAGE.write_text(page(projects, date=date, version=__version__), encoding="utf-8")
+                runner.run(suite, checkout, path)
+    return report([project_of(suite, checkout) for suite, checkout in checkouts])
+
+
+def report(projects: Sequence[Project]) -> int:
+    """Writes the page. Tests that fail without a written reason are an error."""
+    PAGE.write_text(page(projects, version=__version__), encoding="utf-8")
+    unexplained: list[Result] = []
     for project in projects:
         print(project.summary)
-        for each in project.judged:
-            if each.kind == NO_REASON:
-                print(f"    {each.result.test}: {each.result.message[:200]!r}")
-    return 1 if any(project.counts[NO_REASON] for project in projects) else 0
+        unexplained += [each.result for each in project.judged if each.kind == NO_REASON]
+    for result in unexplained:
+        print(f"    without a reason: {result.test}")
+    return 1 if unexplained else 0
 
 
 if __name__ == "__main__":

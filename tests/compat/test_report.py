@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.compat.adapter.compat_server import translated
-from tests.compat.report import KINDS, NO_REASON, OWN_CODE, Project, Result, page
+from tests.compat.report import KINDS, NO_REASON, Project, page
+from tests.compat.results import OUTSIDE, OWN_CODE, Result, merged, read_notes, read_results, write_results
 
 SCOPE = {
     "title": "vLLM",
@@ -22,15 +24,15 @@ def project(*results: Result) -> Project:
     return Project(commit="abc of 2026-08-22", folder="tests/entrypoints", results=results, scope=SCOPE)
 
 
-def result(name: str, outcome: str = "failed", message: str = "") -> Result:
-    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, message)
+def result(name: str, outcome: str = "failed", *, date: str = "2026-11-17") -> Result:
+    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, date=date)
 
 
 def test_each_result_has_its_kind_and_reason() -> None:
     made = project(
         result("test_a", "passed"),
         result("test_lora[x]"),
-        result("test_unit", "skipped", f"Skipped: {OWN_CODE}: vllm.SamplingParams"),
+        result("test_unit", OUTSIDE),
         result("test_b"),
     )
     assert [each.kind for each in made.judged] == ["passed", "missing", "outside", NO_REASON]
@@ -39,15 +41,38 @@ def test_each_result_has_its_kind_and_reason() -> None:
 
 def test_the_page_names_each_test_with_its_line() -> None:
     made = project(result("test_a[1]", "passed"), result("test_a[2]", "passed"), result("test_lora[x]"))
-    text = page([made], date="2026-11-17", version="0.1.0")
+    text = page([made], version="0.1.0")
     assert "| vLLM | abc of 2026-08-22 | 3 | 2 | 1 | 0 | 0 | 0 |" in text
     assert "`tests/entrypoints/chat/test_chat.py`: a (12) x 2" in text
     assert "- no adapters:\n    - `tests/entrypoints/chat/test_chat.py`: lora (12)" in text
 
 
+def test_a_run_of_some_tests_keeps_the_results_of_the_others(tmp_path: Path) -> None:
+    path, old = tmp_path / "results/vllm.jsonl", [result("test_a"), result("test_b")]
+    new = result("test_b", "passed", date="2026-11-18")
+    write_results(path, merged(old, [new], file=new.file, is_whole=False))
+    assert [(each.name, each.outcome, each.date) for each in read_results(path)] == [
+        ("test_a", "failed", "2026-11-17"),
+        ("test_b", "passed", "2026-11-18"),
+    ]
+    assert merged(old, [new], file=new.file, is_whole=True) == [new], "test_a is gone from the file"
+
+
+def test_a_test_that_passes_and_errs_in_its_teardown_has_failed() -> None:
+    notes = [
+        {"test": "a.py::test_a", "outcome": "failed", "line": 3, "message": "no"},
+        {"test": "a.py::test_a", "outcome": "passed", "line": 3, "message": ""},
+        {"test": "a.py::test_b", "outcome": "skipped", "line": 9, "message": f"Skipped: {OWN_CODE}: vllm.x"},
+    ]
+    read = read_notes("\n".join(map(json.dumps, notes)), model="smollm2", date="", commit="")
+    assert [each.outcome for each in read] == ["failed", OUTSIDE]
+
+
 def test_flags_of_the_tests_are_dropped_with_their_values_or_renamed() -> None:
     given = ["--dtype", "half", "--enforce-eager", "--max_model_len", "64", "--dtype=half", "--seed", "1"]
     assert translated(given, "vllm") == ["--max-model-len", "64", "--seed", "1"]
+    adapters = ["--enable-lora", "--lora-modules", "a=b"]
+    assert (translated(adapters, "vllm"), translated(adapters, "vllm", has_lora=True)) == ([], adapters)
     assert translated(["--context-length", "64", "--tp-size", "2"], "sglang") == ["--max-model-len", "64"]
 
 

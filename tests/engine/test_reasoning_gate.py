@@ -70,6 +70,42 @@ def test_preemption_and_chunks_do_not_change_an_answer(llm: LLM, tiny_directory:
     assert found == expected
 
 
+LIMITED = ReasoningSpan((END,), max_tokens=5, end_token_ids=(TILDE,))
+
+
+def test_reasoning_of_limited_length_is_ended_and_the_grammar_follows(llm: LLM) -> None:
+    (output,) = llm.generate([5, 6, 7], params(LIMITED, logit_bias={TILDE: -100.0}), use_tqdm=False)
+    for answer in output.outputs:
+        assert answer.token_ids.index(TILDE) == 5 and re.fullmatch(NUMBER, answer.text.partition(END)[2])
+
+
+def test_after_limited_reasoning_an_answer_may_have_any_form(llm: LLM) -> None:
+    given = params(LIMITED, logit_bias={TILDE: -100.0}, max_tokens=30, min_tokens=20)
+    free = dataclasses.replace(given, structured_outputs=StructuredOutputs(reasoning=LIMITED))
+    (output,) = llm.generate([5, 6, 7], free, use_tqdm=False)
+    places = [answer.token_ids.index(TILDE) for answer in output.outputs]
+    assert places == [5] * 6 and not any(re.fullmatch(NUMBER, text) for text in texts(llm, free))
+    assert all(len(answer.token_ids) >= 20 for answer in output.outputs)
+    assert llm.stats.num_constrained == 0
+
+
+def test_a_limit_counts_neither_the_start_nor_what_follows_an_early_end() -> None:
+    span = ReasoningSpan(("</think>",), 8, max_tokens=2, end_token_ids=(6, 5))
+    limited = ReasoningGate(span, lambda token: TOKENS[token], list)
+    forced = []
+    for token in (8, 3, 3, 6, 5):
+        forced.append(limited.forced_token_id)
+        limited.read([token])
+    assert forced == [None, None, None, 6, 5] and limited.is_after
+    early = ReasoningGate(span, lambda token: TOKENS[token], list)
+    assert early.read([8, 4, 3, 3, 3]) == [3, 3, 3] and early.forced_token_id is None
+
+
+def test_a_form_is_needed_unless_the_reasoning_is_limited() -> None:
+    with pytest.raises(RequestError, match="give exactly one of"):
+        StructuredOutputs(reasoning=INSIDE)
+
+
 def test_a_user_cannot_set_the_span() -> None:
     with pytest.raises(RequestError, match="reasoning cannot be set"):
         StructuredOutputs.of({"regex": "a", "reasoning": {"end_texts": ["x"]}})

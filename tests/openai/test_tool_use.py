@@ -37,11 +37,16 @@ def calls_of(message: Any) -> list[tuple[str, str]]:
 def test_a_forced_call_is_a_call_wherever_it_is_cut(parser: str) -> None:
     calls = ToolCalls(parser, ("weather",), is_forced=True, types=TYPES)
     whole = '{"city": "Rome"}'
-    for length in range(len(WHOLE[parser]) + 1):
+    for length in range(1, len(WHOLE[parser]) + 1):
         message = calls.message(WHOLE[parser][:length], "length")
         ((name, arguments),) = calls_of(message)
         assert name == "weather" and whole.startswith(arguments), (length, arguments)
         assert (message.content, message.finish_reason) == (None, "length"), length
+
+
+def test_an_answer_that_ends_before_a_forced_call_has_none() -> None:
+    message = ToolCalls("hermes", ("weather",), is_forced=True).message("", "length")
+    assert (message.content, message.finish_reason, message.more) == ("", "length", b"")
 
 
 @pytest.mark.parametrize("parser", WHOLE)

@@ -131,7 +131,7 @@ class Live:
 
     async def __aenter__(self) -> Live:
         listener = open_listener(self.options)
-        self.port = listener.getsockname()[1]
+        self.port = 0 if self.options.uds else listener.getsockname()[1]
         self.exit = asyncio.create_task(self.lifecycle.run(listener))
         await until(lambda: self.lifecycle.is_started or self.exit.done())
         return self
@@ -145,6 +145,8 @@ class Live:
         await self.exit
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.options.uds is not None:
+            return await asyncio.open_unix_connection(self.options.uds)
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self._tls)
 
     async def ask(self, *parts: bytes) -> Answer:

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -71,6 +71,7 @@ class FakeRequestQueue:
     reservations: list[FakeReservation] = field(default_factory=list)
     oldest_wait_s: float = 0.0
     usage: float | None = None
+    num_in_flight: int = 0
 
     def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> FakeReservation:
         if self.is_full:
@@ -134,6 +135,9 @@ class FakeState:
 
     def refuse_reason(self) -> str | None:
         return None if self.is_ready else "draining"
+
+    def going_to_sleep(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 @dataclass

@@ -7,7 +7,8 @@ Only then does the host wait for the tokens of step k-1; a GPU runs model k mean
 
 A constraint lives as long as its sequence holds its slot. After a preemption the sequence gets a new one, which reads
 the answer so far; tokens that were sampled and discarded are not part of it. Inside a model's reasoning every token is
-allowed; the grammar starts after it (`reasoning_gate.py`).
+allowed until its limit, if it has one; the grammar starts after it (`reasoning_gate.py`). An answer of any form has no
+masks from then on.
 
 Matchers are used by one thread, the one that calls `bits`: the device's on a CPU, the engine's on a GPU.
 """
@@ -49,8 +50,8 @@ class Constraint:
     error: str | None = None
     _matcher: llguidance.LLMatcher | None = None
 
-    def matcher(self) -> llguidance.LLMatcher:
-        """The matcher, after it has read the answer so far."""
+    def matcher(self) -> llguidance.LLMatcher | None:
+        """The matcher, after it has read the answer so far; None if the answer has any form."""
         if self._matcher is None:
             self._matcher = self.grammar.matcher()
         if self.unread:
@@ -58,7 +59,7 @@ class Constraint:
             self.num_read += len(tokens)
             if self.gate is not None:
                 tokens = self.gate.read(tokens)
-            if tokens:
+            if tokens and self._matcher is not None:
                 self._matcher.consume_tokens(tokens)
         return self._matcher
 
@@ -66,6 +67,12 @@ class Constraint:
     def is_free(self) -> bool:
         """Whether the sequence is inside its reasoning, as far as its tokens were read."""
         return self.gate is not None and self.gate.is_inside
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every token is allowed from here on."""
+        is_after = self.gate is None or self.gate.is_after
+        return self.grammar.allows_all and is_after and self.num_read >= self.min_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -159,10 +166,11 @@ class Constraints:
 
     def masks(self, plan: StepPlan) -> StepMasks | None:
         """The masks of a plan, if any slot that samples is under a constraint."""
-        slots = [slot for slot in plan.slots[plan.samples].tolist() if slot in self._by_slot]
-        if not slots:
+        found = [self._by_slot[slot] for slot in plan.slots[plan.samples].tolist() if slot in self._by_slot]
+        constraints = [constraint for constraint in found if not constraint.is_done]
+        if not constraints:
             return None
-        constraints = [self._by_slot[slot] for slot in slots]
+        slots = [constraint.slot for constraint in constraints]
         self._last = StepMasks(np.array(slots, np.int64), constraints, self._fill, self._last)
         return self._last
 
@@ -172,7 +180,7 @@ class Constraints:
         assert self._grammars is not None
         bits = np.full((len(constraints), self._grammars.num_words), -1, np.int32)
         read = [(each.matcher(), i) for i, each in enumerate(constraints) if not each.is_over]
-        matchers = [(matcher, i) for matcher, i in read if not constraints[i].is_free]
+        matchers = [(matcher, i) for matcher, i in read if matcher is not None and not constraints[i].is_free]
         if matchers:
             self._compute(matchers, bits)
         for matcher, i in matchers:
@@ -181,6 +189,10 @@ class Constraints:
                 bits[i] = 0
             elif (gate := constraints[i].gate) is not None and gate.start_token_id is not None:
                 _set(bits[i], (gate.start_token_id,), True)
+        for _, i in read:
+            if (gate := constraints[i].gate) is not None and (forced := gate.forced_token_id) is not None:
+                bits[i] = 0
+                _set(bits[i], (forced,), True)
         self._allow_ends(constraints, bits)
         if not drafts:
             return bits
@@ -197,7 +209,9 @@ class Constraints:
         if constraint.is_over or not len(drafts):
             return rows
         assert constraint.gate is None, "drafts inside a reasoning that may end there"
-        matcher = constraint.matcher().deep_copy()
+        read = constraint.matcher()
+        assert read is not None, "an answer of any form has no masks without reasoning"
+        matcher = read.deep_copy()
         for index, token in enumerate(drafts):
             if not _is_set(rows[index], token) or token in constraint.stop_token_ids:
                 break

@@ -173,7 +173,8 @@ class EngineCore:
         assert isinstance(outputs, StructuredOutputs)
         if self._grammars is None:
             raise outputs.refused("this engine was started without grammars")
-        if not any(token < self._grammars.vocab_size for token in self.checks.stop_token_ids(request)):
+        stop_token_ids = self.checks.stop_token_ids(request)
+        if not outputs.is_any and not any(token < self._grammars.vocab_size for token in stop_token_ids):
             raise outputs.refused(
                 "the answer could not end: no token ends it; leave out ignore_eos or give stop_token_ids"
             )

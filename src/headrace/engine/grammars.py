@@ -32,11 +32,16 @@ _MAX_ERROR_LEN = 400
 class Grammar:
     """A compiled grammar. Any thread may ask for matchers; each matcher belongs to its caller."""
 
-    def __init__(self, template: llguidance.LLMatcher) -> None:
+    def __init__(self, template: llguidance.LLMatcher | None) -> None:
         self._template = template
 
-    def matcher(self) -> llguidance.LLMatcher:
-        return self._template.deep_copy()
+    @property
+    def allows_all(self) -> bool:
+        """Whether it is that of an answer of any form, which needs no matcher."""
+        return self._template is None
+
+    def matcher(self) -> llguidance.LLMatcher | None:
+        return None if self._template is None else self._template.deep_copy()
 
 
 class Grammars:
@@ -93,6 +98,8 @@ class Grammars:
 
     def compile(self, outputs: StructuredOutputs) -> Grammar:
         """The grammar of `outputs`; refused, with the reason, if it is invalid."""
+        if outputs.is_any:
+            return Grammar(None)
         key = (outputs.kind, outputs.source)
         found = self._recall(key)
         if found is None:

@@ -2,6 +2,8 @@
 
 may start ── the start token ──▶ inside ── an end text is complete ──▶ after
     └─────── any other token ────────────────────────────────────────▶┘
+
+Reasoning of limited length is ended: once it has all of its tokens, those of the end text are the only ones allowed.
 """
 
 from __future__ import annotations
@@ -19,11 +21,25 @@ class ReasoningGate:
     ) -> None:
         self._ends = tuple(text.encode() for text in span.end_texts)
         self._num_kept = max(map(len, self._ends)) - 1  # bytes that may be the start of an end text
+        self._max_tokens, self._end_token_ids = span.max_tokens, span.end_token_ids
+        self._num_tokens = 0  # of the reasoning, without the start token
         self._token_bytes = token_bytes
         self._tokens_of = tokens_of
         self._tail = b""
         self.start_token_id = span.start_token_id  # allowed beside the grammar; None once something was read
         self.is_inside = span.start_token_id is None
+
+    @property
+    def is_after(self) -> bool:
+        return not self.is_inside and self.start_token_id is None
+
+    @property
+    def forced_token_id(self) -> int | None:
+        """The token that must come next, if the reasoning has as many as it may have."""
+        if not self.is_inside or self._max_tokens is None or self._num_tokens < self._max_tokens:
+            return None
+        place = self._num_tokens - self._max_tokens
+        return self._end_token_ids[place] if place < len(self._end_token_ids) else None
 
     def read(self, tokens: list[int]) -> list[int]:
         """Takes tokens of the answer; returns those that the grammar reads."""
@@ -36,11 +52,13 @@ class ReasoningGate:
 
     def _takes(self, token: int) -> bool:
         """Tells whether a token belongs to the reasoning."""
+        is_start = token == self.start_token_id
         if self.start_token_id is not None:
-            self.is_inside = token == self.start_token_id
+            self.is_inside = is_start
             self.start_token_id = None
         if not self.is_inside:
             return False
+        self._num_tokens += not is_start
         text = self._tail + self._token_bytes(token)
         found = [place + len(end) for end in self._ends if (place := text.find(end)) >= 0]
         self.is_inside = not found

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.openai.choices import members
+from headrace.openai.errors import bad_request
 from headrace.openai.parser_names import ParserNames
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.tool_use import NO_TOOLS, ToolCalls, ToolUse, message_of, read_tool_use, template_of
@@ -24,6 +25,8 @@ from headrace.text.reasoning.gpt_oss import GptOssParser
 from headrace.text.reasoning.parser import ReasoningParser
 from headrace.text.tools.parser import ToolParser
 from headrace.types import ReasoningSpan, SamplingParams, StructuredOutputs
+
+BUDGET = "thinking_token_budget"
 
 
 class AnswerMessage(NamedTuple):
@@ -93,6 +96,7 @@ class AnswerUse:
     reasoning: type[ReasoningParser] | None = None
     shows_reasoning: bool = True
     shows_special_tokens: bool = False  # a marker of the reasoning is a special token
+    max_reasoning_tokens: int | None = None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -118,14 +122,21 @@ class AnswerUse:
         return AnswerFormat(self.tool_use.calls, name, is_inside, self.shows_reasoning)
 
     def constrained(self, params: SamplingParams, is_inside: bool | None, tokenizer: Tokenizer) -> SamplingParams:
-        """The parameters with a grammar that starts after the reasoning."""
+        """The parameters with a grammar that starts after the reasoning, and with the limit of the reasoning."""
         outputs = params.structured_outputs
-        if self.reasoning is None or not isinstance(outputs, StructuredOutputs):
+        if self.reasoning is None or (outputs is None and self.max_reasoning_tokens is None):
             return params
         if self.reasoning is GptOssParser and self.tool_use.constraint is not None:
             return params  # the grammar of a call has the analysis before it
         span = _span(self.reasoning, is_inside, tokenizer)
-        return params if span is None else replace(params, structured_outputs=replace(outputs, reasoning=span))
+        if span is None:
+            return params
+        if self.max_reasoning_tokens is not None:
+            end = tuple(tokenizer.encode(self.reasoning.ends()[0], add_special_tokens=False))
+            span = replace(span, max_tokens=self.max_reasoning_tokens, end_token_ids=end)
+        if isinstance(outputs, StructuredOutputs):
+            return replace(params, structured_outputs=replace(outputs, reasoning=span))
+        return replace(params, structured_outputs=StructuredOutputs(reasoning=span))
 
 
 NO_PARSERS = AnswerUse()
@@ -139,10 +150,29 @@ def read_answer_use(
     if request.tools:
         tool_use = read_tool_use(request, tokenizer, parser_name=names.tool_call, allows_auto=allows_auto)
     kind = reasoning_format(names.reasoning, template_of(tokenizer))
+    budget = _max_reasoning_tokens(request.thinking_token_budget, kind, tokenizer)
     if kind is None:
         return AnswerUse(tool_use)
     is_special = any(tokenizer.special_id(marker) is not None for marker in kind.markers)
-    return AnswerUse(tool_use, kind, request.include_reasoning is not False, is_special)
+    return AnswerUse(tool_use, kind, request.include_reasoning is not False, is_special, budget)
+
+
+def _max_reasoning_tokens(asked: int | None, kind: type[ReasoningParser] | None, tokenizer: Tokenizer) -> int | None:
+    """Reads `thinking_token_budget`: -1 is no limit, as in vLLM."""
+    if asked is None or asked == -1:
+        return None
+    if asked < 0:
+        raise bad_request(f"thinking_token_budget must be at least 0, or -1 for no limit, got {asked}", BUDGET)
+    if kind is None:
+        raise bad_request(
+            "thinking_token_budget needs a format of reasoning, and none is known for this model: start the server "
+            "with --reasoning-parser, or leave it out",
+            BUDGET,
+        )
+    can_start = kind.starts_inside or tokenizer.single_id(kind.starts()[0]) is not None
+    if kind is GptOssParser or not can_start:
+        raise bad_request(f"thinking_token_budget is not supported for reasoning of the format {kind.name}", BUDGET)
+    return asked
 
 
 def _span(kind: type[ReasoningParser], is_inside: bool | None, tokenizer: Tokenizer) -> ReasoningSpan | None:

@@ -38,7 +38,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "documents": ([],),
     "ec_transfer_params": (),
-    "enable_response_messages": (False,),
+    "enable_response_messages": (False,),  # a field of responses; here it is that of others
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -66,7 +66,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
     "suffix": ("",),
-    "thinking_token_budget": (),
+    "thinking_token_budget": (-1,),  # a field of chat requests; here it is that of others
     "top_a": (0,),
     "vllm_xargs": (),
     "web_search_options": (),
@@ -84,6 +84,7 @@ REASONS = {
     "kv_transfer_params": "prefill and decode run in one engine",
     "prompt_embeds": "no tensors are read from clients",
     "suffix": "models here continue text and do not insert it",
+    "thinking_token_budget": "only chats have reasoning of their own",
 }
 
 # Fields that the server reads and a batch line refuses, with the values that a batch line accepts. The first is named
@@ -104,6 +105,7 @@ NOT_IN_BATCH: dict[str, tuple[Any, ...]] = {
 # The same for the fields that only responses have: apart, as they are likely names of data in plain lines.
 NOT_IN_RESPONSE_LINES: dict[str, tuple[Any, ...]] = {
     "background": (False,),
+    "enable_response_messages": (False,),
     "previous_response_id": (),
     "truncation": ("disabled",),
 }

@@ -73,6 +73,24 @@ def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer | None, *, a
 # Completions: four lists with one item for each token.
 
 
+def entries_of_text(
+    entries: Sequence[TokenLogprobs], text: str, tokenizer: Tokenizer | None
+) -> Sequence[TokenLogprobs]:
+    """The entries of the tokens that spell `text`, which ends what all of them spell. Tokens that are not shown, such
+    as the one that ends an answer, have none."""
+    if tokenizer is None:
+        return entries
+    left, found = text.encode("utf-8", "surrogatepass"), []
+    for entry in reversed(entries):
+        if not left:
+            break
+        piece = tokenizer.token_bytes(entry.token_id)
+        if left.endswith(piece) or piece.endswith(left):
+            found.append(entry)
+            left = left[: max(0, len(left) - len(piece))]
+    return found[::-1]
+
+
 class TextOffsets:
     """Where each token starts in the text of a choice.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from headrace.openai.answer_format import AnswerFormat
 from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
 from headrace.openai.fields import note_ignored
-from headrace.openai.logprobs import chat_entries
+from headrace.openai.logprobs import chat_entries, entries_of_text
 from headrace.openai.prompts import template_variables
 from headrace.openai.response_output import MakeId, Output, OutputItem, whole_deltas
 from headrace.openai.response_tools import called, chat_request
@@ -180,6 +181,17 @@ class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
         return output
 
 
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """A text with its tokens, as vLLM shows them for `enable_response_messages`."""
+
+    text: str
+    token_ids: Sequence[int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "raw_message_tokens", "message": self.text, "tokens": list(self.token_ids)}
+
+
 class ResponseWriter:
     """Writes the objects of one answer."""
 
@@ -192,14 +204,16 @@ class ResponseWriter:
         make_id: MakeId,
         model_name: str,
         created_at: int,
+        prompt: RawMessage | None = None,
     ) -> None:
-        """`make_id`: makes the ids of items."""
+        """`make_id`: makes the ids of items. `prompt`: shown with the answer, as the model saw them."""
         self.id = id
         self.fields = fields
         self.make_id = make_id
         self._tokenizer = tokenizer
         self._model_name = model_name
         self._created_at = created_at
+        self._prompt = prompt
 
     def response(
         self,
@@ -239,6 +253,13 @@ class ResponseWriter:
             "user": fields.user,
         }
 
+    def raw_messages(self, text: str, token_ids: Sequence[int]) -> dict[str, Any]:
+        """The members of a response that show prompt and answer, if the request asked for them."""
+        if self._prompt is None:
+            return {}
+        answer = RawMessage(text, token_ids)
+        return {"input_messages": [self._prompt.to_json()], "output_messages": [answer.to_json()]}
+
     def item(self, item: OutputItem, status: str, logprobs: Sequence[TokenLogprobs] | None = None) -> dict[str, Any]:
         fields = self.fields
         shown = item.to_json(status, logprobs=self.logprobs(logprobs), packs_reasoning=fields.packs_reasoning)
@@ -248,13 +269,19 @@ class ResponseWriter:
         self, output: Output, status: str, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> list[dict[str, Any]]:
         """All items. `status` is that of the last one: those before it are complete. Log-probabilities are those of
-        all tokens of the answer, so only an answer that is nothing but text has them."""
-        of_text = logprobs if len(output.items) == 1 else None
-        last = len(output.items) - 1
-        return [self.item(item, status if item.index == last else "completed", of_text) for item in output.items]
+        all tokens of the answer; a text at its end has its own of them."""
+        *before, last = output.items
+        of_text = logprobs
+        if before and logprobs is not None:
+            of_text = entries_of_text(logprobs, last.text, self._tokenizer)
+        return [*(self.item(item, "completed") for item in before), self.item(last, status, of_text)]
 
     def logprobs(self, entries: Sequence[TokenLogprobs] | None) -> list[dict[str, Any]]:
         return [] if entries is None else chat_entries(entries, self._tokenizer)
+
+    def logprobs_of(self, text: str, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Those of a text at the end of what the tokens spell."""
+        return self.logprobs(entries_of_text(entries, text, self._tokenizer))
 
     def usage(self, usage: Usage, output: Output) -> dict[str, Any]:
         reasoning = output.reasoning

@@ -55,7 +55,7 @@ class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="too
 
     def _last_of_forced(self, deltas: list[Delta], num_calls: int) -> list[Delta]:
         """A forced call that max_tokens cut short stays a call, also before its arguments: there is nothing else that
-        it can be. It is text only if its name is not known."""
+        it can be. It is text only if its name is not known, and an answer that ended inside its reasoning has none."""
         text = "".join([delta.text for delta in deltas if isinstance(delta, ContentDelta)])
         calls: list[Delta] = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
         name = self._cut_name(text, is_first=not num_calls)
@@ -67,7 +67,7 @@ class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="too
         found = PARSERS[self.parser_name].cut_name.search(text)
         if found is not None and found[2]:
             return found[1] if found[1] in self.names else None
-        if not is_first:
+        if not is_first or not text:
             return None
         possible = [name for name in self.names if name.startswith("" if found is None else found[1])]
         return possible[0] if len(possible) == 1 else None

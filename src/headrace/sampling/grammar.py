@@ -17,6 +17,7 @@ from headrace.kernels import ops
 from headrace.sampling.columns import sent
 from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import DraftsBySlot, IntArray, Masks
+from headrace.types import SamplingParams, StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Grammar:
 
     def is_used(self, sequence: SequenceSettings) -> bool:
         return sequence.params.structured_outputs is not None
+
+    def needs_masks(self, params: SamplingParams) -> bool:
+        """Tells whether each token is under a grammar. An answer of any form has masks only in its reasoning."""
+        outputs = params.structured_outputs
+        return isinstance(outputs, StructuredOutputs) and not outputs.is_any
 
     def settings(self, sequence: SequenceSettings) -> Mapping[str, Any]:
         return {}

@@ -60,6 +60,7 @@ class Sampler:
         self._uses = np.zeros((len(FEATURES), num_slots), dtype=np.bool_)  # which slots use which feature
         self._uses_more_than_plain = np.zeros(num_slots, dtype=np.bool_)
         self._uses_filters = np.zeros(num_slots, dtype=np.bool_)  # other than the temperature
+        self._needs_masks = np.zeros(num_slots, dtype=np.bool_)  # in every step
         self._prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self._last_found: tuple[IntArray, dict[Feature, FeatureRows]] | None = None
 
@@ -87,6 +88,7 @@ class Sampler:
         in_use = {feature for feature, is_used in zip(FEATURES, used, strict=True) if is_used}
         self._uses_more_than_plain[slot] = not in_use <= PLAIN
         self._uses_filters[slot] = bool(in_use & _NARROWING)
+        self._needs_masks[slot] = GRAMMAR.needs_masks(params)
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -102,7 +104,7 @@ class Sampler:
         self._columns.write(slot, {})
         self._last_found = None
         self._uses[:, slot] = False
-        self._uses_more_than_plain[slot] = self._uses_filters[slot] = False
+        self._uses_more_than_plain[slot] = self._uses_filters[slot] = self._needs_masks[slot] = False
 
     def is_plain(self, slots: IntArray) -> bool:
         """Tells whether these slots need only temperature, filters, seed and finish checks."""
@@ -137,7 +139,7 @@ class Sampler:
         rows = {feature: found.rows for feature, found in in_use.items()}
         is_changed = masks is not None or any(change in in_use for change in CHANGES)
         captured = LOGPROBS.capture(batch, rows[LOGPROBS], is_changed=is_changed) if LOGPROBS in in_use else None
-        assert masks is not None or host_slots is None or GRAMMAR not in in_use, (
+        assert masks is not None or host_slots is None or not self._needs_masks[host_slots].any(), (
             "sequences under a grammar need their masks"
         )
         if masks is not None:

@@ -29,6 +29,7 @@ class ServerOptions:
     # address
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 opens the server to the network")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
+    uds: str | None = setting(None, "path of a Unix socket to listen on, in place of host and port; default: none")
     root_path: str = setting("", "path prefix under which a proxy serves this server; default: none")
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
@@ -130,6 +131,8 @@ class ServerOptions:
                 value = getattr(self, name)
                 if value is not None and not is_right(value):
                     raise ConfigError(f"{name} must be {rule}, got {value!r}")
+        if self.uds == "":
+            raise ConfigError("uds must be a path, got ''")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile needs ssl_certfile")
         if self.allow_timeout_override and not self.queue_timeout_us:

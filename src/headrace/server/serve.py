@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -49,6 +50,7 @@ from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.response_archive import ResponseArchive
+from headrace.server.sagemaker_sessions import SageMakerSessions
 from headrace.server.self_monitor import SelfMonitor
 from headrace.server.services import Traces
 from headrace.server.state import ServerState
@@ -223,6 +225,7 @@ class Server:
             traces=traces,
             gpus=self.gpus,
             response_archive=archive,
+            sagemaker_sessions=SageMakerSessions.of(os.environ),
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,
@@ -309,11 +312,12 @@ def _differences(states: Sequence[EngineState]) -> Iterator[str]:
 
 def print_warnings(options: ServerOptions, keys: Keys, print_line: PrintLine) -> None:
     """Warn about a server that others can reach without keys, or without encryption."""
-    if not keys.are_required and not _is_loopback(options.host):
+    is_local = options.uds is not None or _is_loopback(options.host)
+    if not keys.are_required and not is_local:
         print_line(
             f"warning: anyone who can reach {options.host} can use this server; set --api-key-file to require keys"
         )
-    if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):
+    if keys.are_required and options.ssl_certfile is None and not is_local:
         print_line("warning: keys and texts are sent unencrypted; use --ssl-certfile, or a TLS proxy")
 
 

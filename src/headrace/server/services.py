@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import time
@@ -21,6 +21,7 @@ from headrace.monitor.times import RequestTimes
 from headrace.server.batch.service import BatchService
 from headrace.server.options import ServerOptions
 from headrace.server.response_store import Archive, ResponseStore
+from headrace.server.sagemaker_sessions import SageMakerSessions
 from headrace.types import Request
 
 
@@ -37,6 +38,8 @@ class Reservation(Protocol):
 
 
 class RequestQueue(Protocol):
+    @property
+    def num_in_flight(self) -> int: ...
     @property
     def oldest_wait_s(self) -> float: ...
     @property
@@ -65,6 +68,7 @@ class State(Protocol):
     @property
     def is_alive(self) -> bool: ...
     def refuse_reason(self) -> str | None: ...
+    def going_to_sleep(self) -> AbstractContextManager[None]: ...
 
 
 class BatchDispatcher(Protocol):
@@ -130,6 +134,7 @@ class Services:
     response_archive: Archive | None = None  # None: stored responses end with the server
     responses: ResponseStore = field(init=False)  # those of /v1/responses
     background: set[asyncio.Task[None]] = field(default_factory=set)  # responses that are generated without a client
+    sagemaker_sessions: SageMakerSessions | None = None  # None: they are off
     asleep: set[str] = field(default_factory=set)  # the parts of the engine that sleep, by vLLM's tags
     instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
 

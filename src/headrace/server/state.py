@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 Phase = Literal["starting", "ready", "asleep", "draining", "dead"]
@@ -19,6 +20,7 @@ class ServerState:
         self._engine_phase = engine_phase
         self._is_started = False
         self._is_draining = False
+        self._goes_to_sleep = False
 
     @property
     def phase(self) -> Phase:
@@ -27,7 +29,7 @@ class ServerState:
             return "dead"
         if self._is_draining:
             return "draining"
-        if self._is_started and engine == "asleep":
+        if self._is_started and (engine == "asleep" or self._goes_to_sleep):
             return "asleep"
         return "ready" if self._is_started else "starting"
 
@@ -48,6 +50,15 @@ class ServerState:
 
     def ready(self) -> None:
         self._is_started = True
+
+    @contextmanager
+    def going_to_sleep(self) -> Iterator[None]:
+        """New requests are refused as if the engine slept already."""
+        self._goes_to_sleep = True
+        try:
+            yield
+        finally:
+            self._goes_to_sleep = False
 
     def drain(self) -> None:
         self._is_draining = True

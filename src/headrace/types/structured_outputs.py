@@ -22,12 +22,15 @@ class ReasoningSpan:
 
     end_texts: tuple[str, ...]
     start_token_id: int | None = None  # the reasoning starts with this token, if there is any; None: it has started
+    max_tokens: int | None = None  # after so many tokens `end_token_ids` follow; None: no limit
+    end_token_ids: tuple[int, ...] = ()
 
 
 @refuses_unknown(RequestError)
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     """The form that an answer must have: exactly one of these fields. Names are vLLM's; a `json` object becomes text.
+    None of them: any form, after a reasoning of limited length.
 
     Only what needs no tokenizer is checked here; the rest is checked when the grammar is compiled.
     """
@@ -47,7 +50,7 @@ class StructuredOutputs:
             raise self.refused(f"json_object must be true or false, got {self.json_object!r}")
         if not isinstance(self.reasoning, ReasoningSpan | None):
             raise self.refused("reasoning cannot be set; it is known from the model")
-        if len(given) + self.json_object != 1:
+        if len(given) + self.json_object != 1 and not (self.is_any and self._limits_reasoning):
             got = ", ".join([*given, *(["json_object"] if self.json_object else [])]) or "none"
             raise self.refused(f"give exactly one of json, regex, choice, grammar and json_object, got {got}")
         if self.json is not None:
@@ -85,18 +88,30 @@ class StructuredOutputs:
         for name, value in fields.items():
             object.__setattr__(outputs, name, tuple(value) if isinstance(value, list) else value)
         if (span := fields["reasoning"]) is not None:
-            restored = ReasoningSpan(tuple(span["end_texts"]), span["start_token_id"])
-            object.__setattr__(outputs, "reasoning", restored)
+            lists = {name: tuple(value) for name, value in span.items() if isinstance(value, list)}
+            object.__setattr__(outputs, "reasoning", ReasoningSpan(**span | lists))
         return outputs
 
     @property
     def kind(self) -> str:
         names = ("json", "regex", "choice", "grammar")
-        return next((name for name in names if getattr(self, name) is not None), "json_object")
+        found = next((name for name in names if getattr(self, name) is not None), None)
+        return found or ("json_object" if self.json_object else "any")
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the answer may have any form, after its reasoning."""
+        return self.kind == "any"
+
+    @property
+    def _limits_reasoning(self) -> bool:
+        return self.reasoning is not None and self.reasoning.max_tokens is not None
 
     @property
     def source(self) -> str:
         """The field that was given, as text."""
+        if self.is_any:
+            return ""
         value = getattr(self, self.kind)
         if self.kind == "json_object":
             return '{"type":"object"}'

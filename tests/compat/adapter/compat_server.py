@@ -25,7 +25,7 @@ START_TIMEOUT_S = 300.0
 
 
 def settings() -> dict[str, Any]:
-    """What the runner passes on: `command` of the server, `model`, `tokenizer` and `log` as paths."""
+    """What the runner passes on: `command` of the server, `model`, `tokenizer`, `adapter` and `log` as paths."""
     found: dict[str, Any] = json.loads(os.environ[SETTINGS])
     return found
 
@@ -35,10 +35,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def translated(flags: Sequence[str], project: str) -> list[str]:
+def translated(flags: Sequence[str], project: str, *, has_lora: bool = False) -> list[str]:
     """The flags as command_lines.toml says: some have another name here, and some are left out."""
     rules: dict[str, Any] = tomllib.loads(RULES.read_text(encoding="utf-8"))[project]
-    dropped, renamed = rules["dropped"], rules.get("renamed", {})
+    dropped, renamed = dict(rules["dropped"]), rules.get("renamed", {})
+    if not has_lora:
+        dropped |= rules.get("lora", {})
     found: list[str] = []
     todo = list(flags)
     while todo:
@@ -55,8 +57,8 @@ def translated(flags: Sequence[str], project: str) -> list[str]:
 
 
 def shortened(flags: list[str], *, longest: int) -> list[str]:
-    """The flags with a shorter context: a small model that repeats itself would fill it, on a CPU. Files of tests that
-    need the length that they ask for are listed in command_lines.toml."""
+    """The flags with a shorter context: a small model that repeats itself would fill it, on a CPU, and the stand-in for
+    a large one may have less. Files of tests that need what they ask for are listed in command_lines.toml."""
     rules: dict[str, Any] = tomllib.loads(RULES.read_text(encoding="utf-8"))
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     if any(name in test for name in rules["long_contexts"]):
@@ -68,13 +70,14 @@ def shortened(flags: list[str], *, longest: int) -> list[str]:
 
 
 class Server:
-    """One server process. It answers under the names of the test's model."""
+    """One server process. It answers under the names of the test's model, of which a folder is served itself."""
 
     def __init__(self, names: Sequence[str], flags: Sequence[str], *, environment: Mapping[str, str] | None = None):
         found = settings()
         self._log = Path(found["log"])
         flags = shortened(list(flags), longest=found["max_model_len"])
-        command = [*found["command"], "serve", found["model"], *flags]
+        model = names[0] if Path(names[0]).is_dir() else found["model"]
+        command = [*found["command"], "serve", model, *flags]
         if "--served-model-name" not in flags:
             command += ["--served-model-name", *names]
         with self._log.open("a", encoding="utf-8") as log:
@@ -88,12 +91,16 @@ class Server:
                 start_new_session=True,
             )
 
-    def wait_until_ready(self, url: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_ready(self, url: str, timeout_s: float = START_TIMEOUT_S, *, uds: str | None = None) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server did not start: {self._last_line()}")
             try:
+                if uds is not None:
+                    with socket.socket(socket.AF_UNIX) as probe:
+                        probe.connect(uds)
+                        return
                 with urllib.request.urlopen(url, timeout=5):
                     return
             except (urllib.error.URLError, OSError):

@@ -15,7 +15,7 @@ from stand_ins import pytest_collectreport, pytest_runtest_logreport
 
 __all__ = ["pytest_collectreport", "pytest_runtest_logreport"]  # hooks that pytest finds here
 
-_PARSERS = {"llama3": "llama3_json", "qwen25": "hermes", "qwen": "hermes"}  # the same formats under vLLM's names
+_PARSERS = {"llama3": "hermes", "qwen25": "hermes", "qwen": "hermes"}  # the format of the model that is served
 
 
 def launch(
@@ -29,6 +29,8 @@ def launch(
 ) -> Any:
     """What the tests know as `popen_launch_server`."""
     flags = compat_server.translated([_PARSERS.get(word, word) for word in other_args or []], "sglang")
+    if "--reasoning-parser" not in flags:  # SGLang's default, and models that do not reason
+        flags += ["--reasoning-parser", "none", "--default-chat-template-kwargs", '{"enable_thinking": false}']
     if api_key is not None:
         flags += ["--api-key", api_key]
     server = compat_server.Server([model], [*flags, "--port", str(urlsplit(base_url).port)], environment=env)
@@ -54,6 +56,7 @@ _KNOWN: dict[str, dict[str, Any]] = {
         "DEFAULT_SMALL_MODEL_NAME_FOR_TEST": "small-model",
         "DEFAULT_MODEL_NAME_FOR_TEST": "model",
         "DEFAULT_SMALL_MODEL_NAME_FOR_TEST_QWEN": "qwen-model",
+        "DEFAULT_SMALL_CROSS_ENCODER_MODEL_NAME_FOR_TEST": "cross-encoder",
         "DEFAULT_TIMEOUT_FOR_SERVER_LAUNCH": compat_server.START_TIMEOUT_S,
         "DEFAULT_URL_FOR_TEST": _URL,
         "is_in_ci": lambda: False,
@@ -64,7 +67,9 @@ _KNOWN: dict[str, dict[str, Any]] = {
 }
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    folder = config.rootpath / "python/sglang/test/kits"
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before any conftest.py of the checkout is imported."""
+    folder = early_config.rootpath / "python/sglang/test/kits"
     stand_ins.replace_tokenizers()
     stand_ins.install(("sglang",), _KNOWN, from_files={"sglang.test.kits": folder})

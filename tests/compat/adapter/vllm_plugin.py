@@ -1,14 +1,17 @@
 """A pytest plugin that lets vLLM's server tests run against Headrace: stands for the modules that they import.
 
 - `tests.utils` has a `RemoteOpenAIServer` that starts `headrace serve`.
-- `vllm` and its modules: a few functions that tests call to prepare a request; see `stand_ins` for the others.
+- `vllm` and its modules: a few functions that tests call to prepare a request, and the version of the server; see
+  `stand_ins` for the others.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,18 +41,22 @@ class RemoteServer:
         max_wait_seconds: float | None = None,
         override_hf_configs: dict[str, Any] | None = None,
     ) -> None:
-        flags = compat_server.translated(vllm_serve_args, "vllm")
+        flags = compat_server.translated(vllm_serve_args, "vllm", has_lora=compat_server.settings()["has_lora"])
         if override_hf_configs is not None:
             flags += ["--hf-overrides", json.dumps(override_hf_configs)]
+        if "--reasoning-parser" not in flags:
+            flags += ["--reasoning-parser", "none"]  # vLLM's default
         self.model = model
-        self.host, self.uds = "127.0.0.1", None
+        self.host = "127.0.0.1"
+        self.uds = flags[flags.index("--uds") + 1] if "--uds" in flags else None
         self.port = int(flags[flags.index("--port") + 1]) if not auto_port else compat_server.free_port()
         if auto_port:
             flags += ["--port", str(self.port)]
         self.server = compat_server.Server([model], [*flags, "--seed", str(seed)], environment=env_dict)
         self.proc = self.server.process
         self.show_hidden_metrics = False
-        self.server.wait_until_ready(self.url_for("health"), max_wait_seconds or compat_server.START_TIMEOUT_S)
+        timeout_s = max_wait_seconds or compat_server.START_TIMEOUT_S
+        self.server.wait_until_ready(self.url_for("health"), timeout_s, uds=self.uds)
 
     def __enter__(self) -> RemoteServer:
         return self
@@ -106,13 +113,21 @@ class _Environment:
 
 
 class _Hub:
-    """Stands for the hub: nothing is downloaded, and a repository is known by its name."""
+    """Stands for the hub: nothing is downloaded. The repositories that tests ask for are LoRA adapters."""
 
     def snapshot_download(self, repo_id: str, **kwargs: Any) -> str:
-        return repo_id
+        return str(compat_server.settings()["adapter"] or repo_id)
 
     def hf_hub_download(self, *args: Any, **kwargs: Any) -> Any:
         return stand_ins.skip("a download from the hub")
+
+
+def _config_only(*args: Any, **kwargs: Any) -> str:
+    """A download without weights and tokenizer: a folder with the configuration of the model."""
+    folder = tempfile.mkdtemp()
+    for name in ("config.json", "generation_config.json"):
+        shutil.copy(Path(compat_server.settings()["model"]) / name, folder)
+    return folder
 
 
 class _ModelConfig:
@@ -132,7 +147,8 @@ _KNOWN: dict[str, dict[str, Any]] = {
     "vllm.tokenizers": {"get_tokenizer": stand_ins.tokenizer},
     "vllm.transformers_utils.repo_utils": {"hf_api": _Hub},
     "vllm.config": {"ModelConfig": _ModelConfig},
-    "vllm.version": {"__version__": "0.32.0", "_prev_minor_version": lambda: "0.31"},
+    "vllm.model_executor.model_loader.weight_utils": {"download_weights_from_hf": _config_only},
+    "vllm.version": {"_prev_minor_version": lambda: "0.31"},
     "vllm.utils.network_utils": {"get_open_port": compat_server.free_port},
 }
 
@@ -152,11 +168,15 @@ def local_asset_server() -> None:
     """Images, for the tests of multimodal models, which are not run."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before any conftest.py of the checkout is imported."""
     stand_ins.replace_tokenizers()
-    stand_ins.install(("vllm", "tests.conftest"), _KNOWN)
+    version = {"__version__": compat_server.settings()["version"], **_KNOWN["vllm.version"]}  # of the tested server
+    package = {**_KNOWN["vllm"], "version": types.SimpleNamespace(**version)}  # `from vllm import version`
+    stand_ins.install(("vllm", "tests.conftest"), {**_KNOWN, "vllm": package, "vllm.version": version})
     sys.modules["vllm.envs"] = _ENVIRONMENT  # type: ignore[assignment]
-    sys.modules["tests.utils"] = _tests_utils(config.rootpath)
+    sys.modules["tests.utils"] = _tests_utils(early_config.rootpath)
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

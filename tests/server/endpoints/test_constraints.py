@@ -64,6 +64,19 @@ def test_an_answer_follows_its_regex_choice_or_grammar(server: Server, given: di
         assert re.fullmatch(pattern, text) and choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    ("given", "pattern"), [({"regex": "[ab]{3}"}, "[ab]{3}"), ({"ebnf": 'root ::= "x" [yz]'}, "x[yz]")]
+)
+def test_an_answer_follows_what_sglang_calls_its_form(server: Server, given: dict[str, str], pattern: str) -> None:
+    for path, body in ((CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "hi"})):
+        choice = server.post(path, {**body, **given, "seed": 2, "max_tokens": 300}).json()["choices"][0]
+        assert re.fullmatch(pattern, choice["message"]["content"] if path == CHAT else choice["text"])
+    assert (
+        "only one of"
+        in server.error(CHAT, {"messages": MESSAGES, "regex": "a", "structured_outputs": {"regex": "b"}})["message"]
+    )
+
+
 def test_a_response_follows_its_json_schema(client: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}}
     response = client.responses.create(model=MODEL, input="hi", text=form, extra_body={"seed": 1})

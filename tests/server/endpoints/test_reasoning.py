@@ -196,6 +196,31 @@ def test_a_grammar_starts_after_the_reasoning(tmp_path: Path, template: str, bod
     assert outputs.reasoning == spans[starts]
 
 
+def test_a_thinking_token_budget_limits_the_reasoning_alone(hybrid: Path) -> None:
+    outputs = Asked(hybrid, [ANSWER], {"thinking_token_budget": 7}).request.params.structured_outputs
+    assert isinstance(outputs, StructuredOutputs) and outputs.is_any
+    ids = Tokenizer.from_file(str(hybrid / "tokenizer.json")).token_to_id
+    assert outputs.reasoning == ReasoningSpan(("</think>",), ids("<think>"), 7, (ids("</think>"),))
+
+
+@pytest.mark.parametrize("body", [{"thinking_token_budget": -1}, {"chat_template_kwargs": {"enable_thinking": False}}])
+def test_without_a_limit_or_reasoning_a_budget_changes_nothing(hybrid: Path, body: dict[str, Any]) -> None:
+    asked = Asked(hybrid, ["Rome."], {"thinking_token_budget": 7, **body})
+    assert asked.request.params.structured_outputs is None
+
+
+@pytest.mark.parametrize(
+    ("template", "budget", "message"),
+    [(HYBRID, -2, "at least 0, or -1"), (TURNS, 7, "--reasoning-parser"), (HARMONY, 7, "not supported for reasoning")],
+)
+def test_a_budget_that_cannot_hold_is_refused(tmp_path: Path, template: str, budget: int, message: str) -> None:
+    fake = FakeEngine(model(tmp_path, template, special=False))
+    with serving(start=fake) as server:
+        answer = server.post(CHAT, {"messages": MESSAGES, "thinking_token_budget": budget})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and message in error["message"] and error["param"] == "thinking_token_budget"
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_of_earlier_messages_reaches_the_template_under_either_name(hybrid: Path, name: str) -> None:
     earlier = {"role": "assistant", "content": "Rome.", name: "Because."}

@@ -92,6 +92,18 @@ def test_logprobs_are_returned_if_included(client: openai.OpenAI) -> None:
     assert len(part.logprobs) == 8 and len(part.logprobs[0].top_logprobs) == 2  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_and_answer_are_shown_as_the_model_saw_them_if_asked_for(client: openai.OpenAI, stream: bool) -> None:
+    shown: Any = {"enable_response_messages": True, **NO_EOS}
+    response: Any = client.responses.create(model=MODEL, input="hello", extra_body=shown, stream=stream, **GREEDY)
+    if stream:
+        response = list(response)[-1].response
+    ((prompt,), (answer,)) = response.input_messages, response.output_messages
+    assert "hello" in prompt["message"] and len(prompt["tokens"]) == response.usage.input_tokens
+    assert (answer["type"], answer["message"]) == ("raw_message_tokens", response.output_text)
+    assert len(answer["tokens"]) == 8
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [

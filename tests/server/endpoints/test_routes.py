@@ -136,3 +136,13 @@ def test_an_admin_route_outside_the_prefix_of_the_gate_is_a_mistake() -> None:
 def test_a_route_that_is_there_twice_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match="twice"):
         Router((*ROUTES, ROUTES[0]))
+
+
+def test_an_upload_and_its_errors_are_documented() -> None:
+    upload = document(ROUTES)["paths"]["/v1/files"]["post"]
+    (schema,) = [content["schema"] for content in upload["requestBody"]["content"].values()]
+    assert list(upload["requestBody"]["content"]) == ["multipart/form-data"] and schema["required"] == [
+        "file",
+        "purpose",
+    ]
+    assert {"400", "408", "413"} <= upload["responses"].keys()

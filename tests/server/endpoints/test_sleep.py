@@ -16,6 +16,7 @@ from headrace.engine.start import start_engine_process
 from headrace.errors import ConfigError
 from headrace.server.options import ServerOptions
 from headrace.server.serve import serve
+from tests.server.live import until
 from tests.server.test_serve import Running, with_server
 
 pytestmark = pytest.mark.processes
@@ -60,7 +61,22 @@ def test_an_engine_sleeps_without_a_process_and_answers_again_once_all_of_it_is_
     with_server(engine, body, enable_sleep_mode=True)
 
 
-@pytest.mark.parametrize("path", ["/sleep?level=3", "/sleep?mode=wait", "/sleep?depth=1", "/wake_up?tags=all"])
+def test_with_mode_wait_requests_end_first_and_new_ones_are_refused(engine: AsyncEngine) -> None:
+    async def body(made: Running) -> None:
+        running = asyncio.create_task(made.complete(max_tokens=400, ignore_eos=True))
+        await until(lambda: made.server.queue.num_in_flight == 1)
+        sleeping = asyncio.create_task(made.client.post("/sleep?mode=wait"))
+        await until(lambda: made.server.state.phase == "asleep")
+        assert (await made.complete()).json()["error"]["code"] == "asleep"
+        assert (await running).json()["usage"]["completion_tokens"] == 400
+        assert (await sleeping).json() == {"is_sleeping": True}
+        assert (await made.client.post("/wake_up")).json() == {"is_sleeping": False}
+        assert (await made.complete()).status_code == 200
+
+    with_server(engine, body, enable_sleep_mode=True)
+
+
+@pytest.mark.parametrize("path", ["/sleep?level=3", "/sleep?mode=keep", "/sleep?depth=1", "/wake_up?tags=all"])
 def test_what_cannot_be_done_is_refused(engine: AsyncEngine, path: str) -> None:
     async def body(made: Running) -> None:
         assert (await made.client.post(path)).status_code == 400

@@ -210,6 +210,33 @@ def test_a_port_in_use_is_an_error_that_names_the_flags() -> None:
             open_listener(ServerOptions(port=taken.getsockname()[1]))
 
 
+def test_a_unix_socket_is_served_and_its_file_removed(tmp_path: Path) -> None:
+    path = tmp_path / "headrace.sock"
+
+    async def body() -> None:
+        async with Live(uds=str(path)) as live:
+            assert (await live.ask(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")).status == 200
+
+    run(body)
+    assert not path.exists()
+
+
+def test_the_socket_of_a_killed_server_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "left.sock")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    options = ServerOptions(uds=path)
+    with open_listener(options) as listener:
+        listener.listen()
+        assert address_of(listener, options) == f"unix:{path}"
+        with pytest.raises(ConfigError, match="another server listens there"):
+            open_listener(options)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match="a file of this name; --uds chooses another path"):
+        open_listener(ServerOptions(uds=str(tmp_path / "file")))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_the_connection_limit_leaves_spare_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 

@@ -72,7 +72,8 @@ _PROMPT_PARAMS: dict[Endpoint, str] = {
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _LABELS = ("cache_salt", "request_id")
 
-_PARSED_FIELDS = {"tools", "tool_choice", "include_reasoning"}  # which decide how an answer is parsed
+# Fields that decide how an answer is parsed, or that need its format.
+_PARSED_FIELDS = {"tools", "tool_choice", "include_reasoning", "thinking_token_budget"}
 
 # Fields that differ from line to line. `read_body` checks them, and the other fields are checked once for each set of
 # values (`fields.ParamsReader`).
@@ -216,7 +217,8 @@ def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
 def _tool_request(body: dict[str, Any]) -> ChatRequest | None:
     request = convert(ChatRequest, body)
     check_tool_choice(request)
-    return request if request.tools or request.include_reasoning is not None else None
+    about_reasoning = (request.include_reasoning, request.thinking_token_budget)
+    return request if request.tools or about_reasoning != (None, None) else None
 
 
 def _prompts(body: dict[str, Any]) -> list[str | list[int]]:

@@ -38,7 +38,7 @@ class ToolLines:
                 self._plain = read_answer_use(_PLAIN, self._prompts.tokenizer, self._names)
             return self._plain
         fields = (request.tools, request.tool_choice, request.parallel_tool_calls, request.include_reasoning)
-        key = encode((*fields, request.response_format, request.structured_outputs))
+        key = encode((*fields, request.thinking_token_budget, request.response_format, request.structured_outputs))
         use = self._uses.get(key)
         if use is None:
             use = read_answer_use(request, self._prompts.tokenizer, self._names)
@@ -50,7 +50,8 @@ class ToolLines:
     def params_of(self, params: SamplingParams, use: AnswerUse, is_inside: bool | None) -> SamplingParams:
         """The parameters of a line with what its tools and reasoning change. Lines that share all of it share the
         result."""
-        if not use.params and (use.reasoning is None or params.structured_outputs is None):
+        has_form = params.structured_outputs is not None or use.max_reasoning_tokens is not None
+        if not use.params and (use.reasoning is None or not has_form):
             return params
         key = (id(params), id(use), is_inside)
         known = self._params.get(key)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.openai.schema.common import SamplingFields
+from headrace.openai.schema.common import FormFields
 
 
-class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatFields(FormFields, kw_only=True, forbid_unknown_fields=True):
     """All fields but the conversation."""
 
     max_completion_tokens: int | None = None
@@ -18,6 +18,7 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -57,3 +57,19 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+
+class FormFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """With SGLang's names of two forms of an answer, which become `structured_outputs`."""
+
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def __post_init__(self) -> None:
+        named = {"regex": self.regex, "grammar": self.ebnf}
+        given = {name: value for name, value in named.items() if value is not None}
+        if given and self.structured_outputs is not None:
+            raise ValueError("give only one of regex, ebnf and structured_outputs")
+        if given:
+            self.structured_outputs = given
+            self.regex = self.ebnf = None

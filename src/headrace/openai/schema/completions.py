@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.openai.schema.common import SamplingFields
+from headrace.openai.schema.common import FormFields
 
 
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(FormFields, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[Any] | None = None  # text, texts, token ids, or lists of token ids
     logprobs: int | None = None
     echo: bool | None = None

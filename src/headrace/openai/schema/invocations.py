@@ -15,3 +15,4 @@ class InvocationRequest(Struct, kw_only=True):
     input: str | list[Any] | None = None
     query: str | None = None
     text_1: str | list[Any] | None = None
+    requestType: str | None = None  # of a session: NEW_SESSION or CLOSE

@@ -47,6 +47,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     request_id: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
 
 
 # Refused unless the value is null or one of these: they need conversations or prompts that are stored apart, or tools

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.anthropic.errors import PATH_PREFIX
+from headrace.openai.schema.invocations import InvocationRequest
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.routes import Route
 from headrace.server.services import Services
@@ -59,6 +60,13 @@ class _Keys:
         return route.auth != "none" and (self.needs_key or (self.has_admin and _is_control(route)))
 
 
+_UPLOAD = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
+    "required": ["file", "purpose"],
+}
+
+
 async def show(services: Services, exchange: Exchange, routes: tuple[Route, ...]) -> None:
     facts = exchange.scope.get("headrace", {})
     keys = _Keys(has_admin=facts.get("has_admin", False), needs_key=facts.get("needs_key", False))
@@ -102,6 +110,8 @@ def _operation(route: Route, keys: _Keys) -> dict[str, Any]:
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
         shown["requestBody"] = {"required": route.needs_body, "content": {"application/json": {"schema": schema}}}
+    if route.streams_body:
+        shown["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
     if route.parameter is not None:
         shown["parameters"] = [{"name": route.parameter, "in": "path", "required": True, "schema": {"type": "string"}}]
     if route.auth == "none":
@@ -132,6 +142,10 @@ def _errors(route: Route, keys: _Keys) -> dict[str, str]:
     if route.body is not None:
         errors |= {"400": "refused", "404": "another model", "408": "the body came too slowly"}
         errors |= {"413": "too long", "415": "not JSON"}
+    if route.streams_body:
+        errors |= {"400": "refused", "408": "the body came too slowly", "413": "too long"}
+    if route.body is InvocationRequest:
+        errors |= {"424": "a session is closed that is not named"}
     if route.generates:
         errors |= {"429": "the queue is full, where the server is set to say so", "504": "not done in time"}
     if route.path.startswith(_BATCH_ROUTES):

@@ -11,6 +11,7 @@ response.completed, response.incomplete or response.failed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.engine.answers import AnswerDelta
@@ -20,7 +21,7 @@ from headrace.openai.usage import Usage
 from headrace.server.http.chunks import encode
 from headrace.server.http.errors import ApiError
 from headrace.text.answer_parts import ContentDelta, Delta
-from headrace.types import CompletionOutput
+from headrace.types import CompletionOutput, TokenLogprobs
 
 _DELTAS = {
     "message": "response.output_text.delta",
@@ -40,6 +41,7 @@ class ResponseEvents:
         self._output = Output(writer.make_id)
         self._open: OutputItem | None = None  # the item that grows
         self._head = b""  # of its deltas
+        self._unassigned: list[TokenLogprobs] = []  # of tokens whose text has not been written
         self._number = 0
         self._is_begun = False
         self._starts_queued = starts_queued
@@ -58,7 +60,19 @@ class ResponseEvents:
         if self._reader is None:
             return begin + self._text(delta) if delta.text or delta.logprobs else begin
         pieces = self._reader.read(delta.text, is_end=delta.finish_reason is not None)
-        return begin + b"".join([self._take(piece) for piece in pieces])
+        self._unassigned += delta.logprobs or ()
+        logprobs = self._assigned(pieces)
+        return begin + b"".join([self._take(piece, logprobs) for piece in pieces])
+
+    def _assigned(self, pieces: Sequence[Delta]) -> bytes:
+        """The log-probabilities of the text that ends these pieces, as JSON."""
+        if not pieces:
+            return b"[]"
+        last, entries = pieces[-1], self._unassigned
+        self._unassigned = []
+        if not entries or not isinstance(last, ContentDelta):
+            return b"[]"
+        return encode(self._writer.logprobs_of(last.text, entries))
 
     def end(self, answer: CompletionOutput, usage: Usage) -> tuple[bytes, dict[str, Any]]:
         """The last events, and the response."""
@@ -68,6 +82,7 @@ class ResponseEvents:
             begin += self._take(ContentDelta(""))
         items = writer.items(output, status, answer.logprobs)
         response = writer.response(status, items, writer.usage(usage, output))
+        response |= writer.raw_messages(answer.text, answer.token_ids)
         last = self._close(status, items[-1])
         return begin + last + self._event(f"response.{status}", {"response": response}), response
 
@@ -95,7 +110,7 @@ class ResponseEvents:
         tail = b',"logprobs":%b,"sequence_number":%d}\n\n' % (logprobs, self._next())
         return begin + self._head + encode(delta.text) + tail
 
-    def _take(self, delta: Delta) -> bytes:
+    def _take(self, delta: Delta, logprobs: bytes = b"[]") -> bytes:
         item = self._output.take(delta)
         begin = b""
         if item is not self._open:
@@ -103,8 +118,8 @@ class ResponseEvents:
         text = item.texts[-1]
         if not text:
             return begin
-        logprobs = b',"logprobs":[]' if item.kind == "message" else b""
-        return begin + self._head + encode(text) + logprobs + b',"sequence_number":%d}\n\n' % self._next()
+        shown = b',"logprobs":' + logprobs if item.kind == "message" else b""
+        return begin + self._head + encode(text) + shown + b',"sequence_number":%d}\n\n' % self._next()
 
     def _start(self, item: OutputItem) -> bytes:
         self._open = item

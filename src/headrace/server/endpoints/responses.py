@@ -20,6 +20,7 @@ from headrace.openai.errors import bad_request
 from headrace.openai.response_items import Item, as_messages, input_items
 from headrace.openai.responses import (
     RESPONSE_ID_PREFIX,
+    RawMessage,
     ResponseFields,
     ResponseWriter,
     response_tools,
@@ -69,7 +70,8 @@ async def create_response(services: Services, exchange: Exchange) -> None:
         reservation.count_tokens(len(prompt.token_ids))
         is_inside = asked.use.is_inside(prompt.text)
         params = asked.use.constrained(params, is_inside, services.engine.get_tokenizer())
-        reply = ResponseReply(services, asked, asked.use.format(is_inside), _new_id(services, exchange, asked))
+        format, id = asked.use.format(is_inside), _new_id(services, exchange, asked)
+        reply = ResponseReply(services, asked, format, id, prompt=_shown(request, prompt))
         id = engine_id(reply.writer.id, request.request_id)
         answers = prepared(services, exchange, request, prompt, params, id, priority=priority)
         if request.background:
@@ -152,6 +154,10 @@ class AskedResponse:
         return prompt
 
 
+def _shown(request: ResponsesRequest, prompt: TokenizedPrompt) -> RawMessage | None:
+    return RawMessage(prompt.text or "", prompt.token_ids.tolist()) if request.enable_response_messages else None
+
+
 def _previous(services: Services, request: ResponsesRequest, owner: str) -> StoredResponse | None:
     id = request.previous_response_id
     if id is None:
@@ -183,7 +189,15 @@ def _new_id(services: Services, exchange: Exchange, asked: AskedResponse) -> str
 class ResponseReply:
     """Sends the answer to one request, whole, as events or in the background, and stores it."""
 
-    def __init__(self, services: Services, asked: AskedResponse, format: AnswerFormat | None, id: str) -> None:
+    def __init__(
+        self,
+        services: Services,
+        asked: AskedResponse,
+        format: AnswerFormat | None,
+        id: str,
+        *,
+        prompt: RawMessage | None = None,
+    ) -> None:
         self._services = services
         self._asked = asked
         self.writer = ResponseWriter(
@@ -193,12 +207,14 @@ class ResponseReply:
             make_id=lambda prefix: f"{prefix}{uuid.uuid4().hex}",
             model_name=services.answering(asked.request.model),
             created_at=int(time()),
+            prompt=prompt,
         )
 
     async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
         (output,) = await stream.outputs()
         answer = output.outputs[0]
         response = self.writer.finished(answer.text, answer.logprobs, answer.finish_reason, Usage.of([output]))
+        response |= self.writer.raw_messages(answer.text, answer.token_ids)
         body = msgspec.json.encode(response)
         self._store(response, len(body))
         await exchange.reply(200, body)

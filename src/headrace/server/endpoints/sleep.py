@@ -7,30 +7,40 @@ the same here: the weights come from their files, which the operating system usu
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import parse_qs
 
 import msgspec
 
-from headrace.openai.errors import bad_request
+from headrace.openai.errors import bad_request, not_supported
 from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
 
 LEVELS = ("1", "2")
-MODES = ("abort",)
+MODES = ("abort", "wait")
 TAGS = ("weights", "kv_cache")
+POLL_S = 0.05  # while requests end
 
 
 async def sleep(services: Services, exchange: Exchange) -> None:
-    """Requests that run are ended; new ones are refused."""
+    """New requests are refused. Those that wait or run are ended, or with `mode=wait` they end first."""
     _check_is_on(services)
     given = _query(exchange, ("level", "mode"))
     level = _one_of("level", given.get("level", ["1"]), LEVELS)
-    _one_of("mode", given.get("mode", ["abort"]), MODES)
-    services.metrics.sleeping(int(level))
-    services.asleep = set(TAGS)
-    services.engine.abort_all()
-    await services.engine.sleep()
+    mode = given.get("mode", ["abort"])
+    if mode[-1] == "keep":
+        raise not_supported(
+            "mode", "mode=keep is not supported: the engine's process ends, and its requests with it; use wait or abort"
+        )
+    with services.state.going_to_sleep():
+        if _one_of("mode", mode, MODES) == "wait":
+            while services.queue.num_in_flight:
+                await asyncio.sleep(POLL_S)
+        services.metrics.sleeping(int(level))
+        services.asleep = set(TAGS)
+        services.engine.abort_all()
+        await services.engine.sleep()
     await _reply(services, exchange)
 
 

@@ -23,6 +23,7 @@ from headrace.errors import ConfigError
 from headrace.garbage import freeze_loaded_objects
 from headrace.server.http.gate import Application
 from headrace.server.http.protocol import ConnectionLimits, GuardedProtocol
+from headrace.server.http.unix_socket import UnixListener
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
@@ -178,6 +179,8 @@ class Lifecycle:
 
 def open_listener(options: ServerOptions) -> socket.socket:
     """A socket that is bound but not listening: a port in use is reported before the model is loaded."""
+    if options.uds is not None:
+        return UnixListener(options.uds)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -192,6 +195,8 @@ def open_listener(options: ServerOptions) -> socket.socket:
 
 
 def address_of(listener: socket.socket, options: ServerOptions) -> str:
+    if options.uds is not None:
+        return f"unix:{options.uds}"
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{'http' if options.ssl_certfile is None else 'https'}://{host}:{listener.getsockname()[1]}"
 
