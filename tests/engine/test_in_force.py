@@ -25,7 +25,7 @@ def found(config: EngineConfig, *, gpu: GpuFacts | None = None, given: tuple[str
 
 
 # The last ones are told by the memory of the states, and by the size of the host tier.
-UNNAMED = {"choices", "warnings", "has_recurrent_state", "host_block_bytes"}
+UNNAMED = {"adapters", "choices", "warnings", "has_recurrent_state", "host_block_bytes"}
 
 
 def test_every_field_of_config_and_settings_is_there() -> None:

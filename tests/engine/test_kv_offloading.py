@@ -74,6 +74,7 @@ def test_prefixes_survive_a_restart_on_disk(tiny_directory: Path, tmp_path: Path
     assert stats.tiers.num_disk_hits == 6 * 10
 
 
+@pytest.mark.slow
 def test_preempted_sequences_get_their_blocks_back(tiny_directory: Path) -> None:
     wanted, _ = answers(tiny_directory, params=OPEN_ENDED, **LARGE)
     found, stats = answers(tiny_directory, params=OPEN_ENDED, **SMALL)

@@ -74,7 +74,8 @@ class FakeEngine:
         self.client.tokenizer = self._tokenizer
         return SimpleNamespace(
             client=self.client,
-            settings=SimpleNamespace(max_model_len=512, max_num_seqs=8, queue_policy="fcfs"),
+            adapters={},
+            settings=SimpleNamespace(max_model_len=512, max_num_seqs=8, queue_policy="fcfs", adapters=None),
             spec=SimpleNamespace(vocab_size=self._tokenizer.vocab_size, pooler=None, is_encoder=False),
             tokenizer=self._tokenizer,
             eos_token_ids=(0,),

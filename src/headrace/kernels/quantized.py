@@ -187,7 +187,9 @@ def quantize_int4(weight: Tensor, group_len: int = 128, *, has_zeros: bool = Fal
     if not has_zeros:
         high = torch.maximum(high, -low)
         low = -high
-    zeros = (-low * (INT4_MAX / (high - low))).round_().unsqueeze(-1)  # symmetric: 7.5, which becomes 8
+    zeros = (-low * (INT4_MAX / (high - low))).round_().unsqueeze(-1)
+    if not has_zeros:
+        zeros.fill_(INT4_MIDDLE)  # rounding would give 7 for some groups
     least = torch.full(groups.shape[:2], float("inf"), device=weight.device)
     values = torch.zeros(groups.shape, dtype=torch.uint8, device=weight.device)
     scales = torch.zeros(groups.shape[:2], device=weight.device)

@@ -70,6 +70,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_latent_prefill": "prefill_attention",
     "_latent_decode": "decode_attention",
     "_rope_and_store": "cache",
+    "_copy": "cache",  # blocks to and from host memory
     "_rope_and_store_latent": "cache",
     "_gather_context": "cache",
     "_norm": "elementwise",
