@@ -37,7 +37,7 @@ MODEL = {
 @pytest.fixture(autouse=True)
 def as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests compile nothing ahead (`conftest.py`), except these."""
-    monkeypatch.delenv(compile_ahead.PROCESSES_VARIABLE, raising=False)
+    monkeypatch.setenv(compile_ahead.PROCESSES_VARIABLE, compile_ahead.AUTOMATIC)
 
 
 def begin(machine: MachineFacts, monkeypatch: pytest.MonkeyPatch, cache: Path) -> bool:

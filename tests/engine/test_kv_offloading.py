@@ -157,6 +157,7 @@ def test_sizes_are_chosen_with_their_reasons(tiny_directory: Path) -> None:
         ({"kv_offload_path": "/x", "kv_offload_gib": 0}, "needs a size above 0"),
         ({"kv_offload_path": ""}, "must be a directory, got ''"),
         ({"kv_offload_path": "/x", "tensor_parallel_size": 2}, "not supported with tensor_parallel_size"),
+        ({"kv_offload_gib": 1, "enable_lora": True}, "not supported with enable_lora"),
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], message: str, tiny_directory: Path) -> None:

@@ -34,6 +34,7 @@ from headrace.models import ModelSpec
 from headrace.startup import OnStage
 
 PROCESSES_VARIABLE = "HEADRACE_COMPILE_PROCESSES"  # 0: kernels are compiled one by one, when they are first launched
+AUTOMATIC = "auto"  # processes by the number of cores
 _MAX_PROCESSES = 16
 STALL_S = 120.0  # without a compiled kernel, after which the start goes on by itself; the slowest takes about 10 s
 _MIN_CORES = 4  # with fewer, the child would take time from the start itself
@@ -147,9 +148,10 @@ def begin(config: EngineConfig, spec: ModelSpec, settings: Settings, facts: Mach
 
 
 def _num_processes(facts: MachineFacts) -> int:
-    if given := os.environ.get(PROCESSES_VARIABLE):
+    given = os.environ.get(PROCESSES_VARIABLE, "0")
+    if given != AUTOMATIC:
         if not given.isdecimal():
-            raise ConfigError(f"{PROCESSES_VARIABLE} must be a number of processes, or 0 for none, got {given!r}")
+            raise ConfigError(f"{PROCESSES_VARIABLE} must be a number of processes, {AUTOMATIC!r} or 0, got {given!r}")
         return int(given)
     return min(_MAX_PROCESSES, facts.num_cores - 1) if facts.num_cores >= _MIN_CORES else 0
 
