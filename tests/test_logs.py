@@ -172,6 +172,7 @@ def test_an_error_at_the_start_is_json(arguments: list[str], status: int, messag
     assert any(line["level"] == "error" and line["message"].startswith(message) for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_every_line_of_a_server_is_an_object(tiny_directory: Path) -> None:
     """Start, requests, a raw line of the engine's process, a restart of the engine, and the end."""

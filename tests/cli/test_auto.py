@@ -322,6 +322,7 @@ def test_the_lookup_imports_no_torch(model: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_job_that_was_killed_keeps_its_settings_when_it_is_resumed(tiny_directory: Path, tmp_path: Path) -> None:
     """max_model_len is a part of the job's fingerprint: another value would be refused."""

@@ -133,7 +133,7 @@ def test_logits_equal_transformers_in_chunks_and_mixed_batches(name: str, tmp_pa
     check(model, load(tmp_path), SCHEDULES["mixed batches"])
 
 
-@pytest.mark.parametrize("name", ["mamba 2", "qwen3.5"])
+@pytest.mark.parametrize("name", ["mamba 2", pytest.param("qwen3.5", marks=pytest.mark.slow)])
 def test_a_prompt_longer_than_a_chunk_of_the_kernels_equals_transformers(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)

@@ -194,6 +194,7 @@ def test_the_document_needs_a_key_if_the_server_has_keys(engine: LimitedEngine) 
     with_server(engine, body, api_key="sesame")
 
 
+@pytest.mark.slow
 @pytest.mark.embedded
 def test_the_real_server_names_its_full_slots_and_logs_it_with_its_load() -> None:
     """The embedded model with one slot: five requests wait while the first decodes."""

@@ -293,6 +293,7 @@ def test_nothing_is_imported_without_an_endpoint() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_command_sends_its_last_spans_before_it_ends(tiny_directory: Path, collector: Collector) -> None:
     command = [sys.executable, "-m", "headrace", "serve", str(tiny_directory), "--port", "0"]

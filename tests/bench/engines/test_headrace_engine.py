@@ -194,6 +194,7 @@ def test_a_server_that_does_not_start_says_why(
     assert error.value.kind == kind
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_shape_runs_with_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.bench.engines import headrace_engine, shapes

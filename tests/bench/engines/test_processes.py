@@ -82,6 +82,7 @@ def test_a_child_that_ignores_sigterm_is_killed() -> None:
     engine.stop()  # a second time changes nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves_session", [False, True])
 def test_children_of_a_child_are_stopped_too(leaves_session: bool) -> None:
     code = f"""

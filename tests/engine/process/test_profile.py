@@ -14,6 +14,7 @@ from headrace.profile.trace import read_profile
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 def test_an_engine_in_its_own_process_is_profiled_there(tiny_directory: Path, tmp_path: Path) -> None:
     async def main() -> None:
         engine = await AsyncEngine.start(

@@ -28,7 +28,7 @@ __all__ = ["_drafts_are_free", "draft_directory", "expected"]  # fixtures
 @pytest.mark.parametrize(
     "method",
     [
-        "ngram",
+        pytest.param("ngram", marks=pytest.mark.slow),
         pytest.param("early_exit", marks=pytest.mark.slow),
         pytest.param("draft_model", marks=pytest.mark.slow),
     ],

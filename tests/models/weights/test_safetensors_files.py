@@ -151,6 +151,7 @@ print(grown - sum(tensor.nbytes for tensor in out))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_grows_by_the_tensors_and_a_bounded_staging_size(tmp_path: Path, dtype: str) -> None:
     """Ten matrices of 16 MiB: read through a mapping, or at once, they would take 160 MiB more."""

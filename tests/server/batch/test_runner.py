@@ -179,6 +179,7 @@ def test_a_more_urgent_batch_overtakes_the_one_that_runs(
     assert ends == [urgent.id, first.id, second.id]
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_after_a_restart_of_the_server(
     engine: LimitedEngine, config: EngineConfig, tmp_path: Path
 ) -> None:
