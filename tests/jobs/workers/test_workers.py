@@ -220,7 +220,8 @@ def test_an_error_of_one_start_ends_the_others(write_lines: WriteLines, start: S
     assert [engine.client.failure is not None for engine in started] == [True]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
 def test_any_mix_of_deaths_gives_every_line_once_with_the_same_answer(
     write_lines: WriteLines, start: Start, seed: int
 ) -> None:
