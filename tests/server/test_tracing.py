@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from time import time_ns
 from typing import Any
 
@@ -58,7 +58,7 @@ class Collector:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
-        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -201,6 +201,8 @@ def test_an_unreachable_collector_changes_no_answer(
     engine: LimitedEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracing, "CLOSE_S", 0.1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "600")  # the SDK tries again for about a minute
+    before = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as gone:
         url = f"http://127.0.0.1:{gone.getsockname()[1]}/v1/traces"
     traces = RequestTraces(url, model_name="tiny", environ={})
@@ -213,6 +215,10 @@ def test_an_unreachable_collector_changes_no_answer(
     with_server(engine, body)
     traces.close()
     assert len([line for line in caplog.messages if line.startswith("traces: ")]) <= 1
+    for thread in set(threading.enumerate()) - before:
+        if "traces" in thread.name or "Span" in thread.name:
+            thread.join(20)
+            assert not thread.is_alive(), "it would go on logging"
 
 
 @pytest.mark.parametrize(("reason", "is_failed"), [("stop", False), ("abort", False), ("error", True)])

@@ -57,7 +57,8 @@ class RequestTraces:
         self._model_name = model_name
         # The sampler follows the caller's decision, or OTEL_TRACES_SAMPLER.
         self._provider = TracerProvider(resource=Resource.create(_resource(environ)))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._exporter = OTLPSpanExporter(endpoint=url)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("headrace.server", __version__)
         self._parent_of = TraceContextTextMapPropagator().extract
         self._kind, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
@@ -118,10 +119,13 @@ class RequestTraces:
         return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
-        """Export what is left, for a limited time."""
+        """Export what is left, for a limited time. The SDK's threads have ended afterwards, unless a request hangs."""
         closing = threading.Thread(target=self._provider.shutdown, name="headrace-traces-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
+        if closing.is_alive():
+            self._exporter.shutdown()  # it waits to try again, for up to a minute
+            closing.join(CLOSE_S)
 
 
 def check_protocol(environ: Mapping[str, str]) -> None:
