@@ -101,6 +101,15 @@ def _seeded(request: pytest.FixtureRequest) -> None:
     seeds.seed_all(seeds.seed_of(request.node.nodeid))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _same_number_of_threads() -> Iterator[None]:
+    """An engine in this process sets the number of torch's threads, on which sums of later tests would depend."""
+    num_threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
+
+
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Holds our own lines only: a thread of a library that another test started may log at any time."""
