@@ -121,7 +121,7 @@ def test_a_clock_that_goes_back_does_not_lengthen_the_window(
     engine.client.limit_running(0)
     with serving_batches(engine, config, tmp_path, window_s=2) as server, server.client() as client:
         batch = create(client, LINES)
-        wait_until_submitted(engine)
+        wait_for(client, batch.id, "in_progress", "expired")
         now = runner_module.time.time
         monkeypatch.setattr("time.time", lambda: now() - 10 * 24 * 3600)
         assert wait_for(client, batch.id, "expired", "completed").status == "expired"
