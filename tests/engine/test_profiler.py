@@ -14,19 +14,9 @@ from headrace.errors import ConfigError, EngineDeadError, ProfilerError
 from headrace.profile.parts import TITLES
 from headrace.profile.report import report_of
 from headrace.profile.trace import read_profile
-from headrace.runner import probe as probe_module
 from headrace.runner.probe import measure_ceilings
 from headrace.startup import ignore_stage
 from tests.engine.cores import faulty
-
-
-@pytest.fixture(autouse=True)
-def _small_probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a profile measures the device, which takes longer than all else."""
-    if "quantization" not in request.fixturenames:  # of the test of the measurement itself
-        monkeypatch.setattr(probe_module, "CPU_COPY_BYTES", (1 << 20,))
-        monkeypatch.setattr(probe_module, "CPU_GEMM_SIZES", (64,))
-        monkeypatch.setattr(probe_module, "MIN_SECONDS", 0.0)
 
 
 def generate(llm: LLM, num_tokens: int = 6) -> list[tuple[int, ...]]:
