@@ -106,8 +106,10 @@ class Submitter:
             _, number = heappop(by_load)
             worker, num_own = self._workers[number], num_in_flight[number]
             max_own = worker.max_sequences
-            enough = by_load[0][0] * max_own if by_load else inf  # until another worker is the least busy one
-            while num_own <= enough:
+            enough = by_load[0][0] if by_load else inf  # until another worker is the least busy one
+            # Loads are compared as they are in the heap: a product of rounded numbers may be below both of two equal
+            # loads, and then no worker would be the least busy one.
+            while num_own / max_own <= enough:
                 next_line = planner.peek(number)
                 if next_line is None:
                     return
