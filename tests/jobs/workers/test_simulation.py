@@ -1,4 +1,4 @@
-"""Jobs on simulated workers."""
+"""Jobs on simulated workers end, whatever happens and in whatever order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,43 @@ from collections.abc import Callable
 import pytest
 
 from headrace.engine.start import Engine
+from headrace.errors import JobError
 from tests.jobs.workers.simulation import Mix, simulate, stopped_engine
 
 Start = Callable[..., Engine]
+
+
+def outcome(mix: Mix, seed: int, engine: Engine) -> dict[int, bool] | str:
+    """Which lines are answered, or why the job has stopped."""
+    try:
+        return simulate(mix, seed, engine).is_answered
+    except JobError as error:
+        return str(error)
+
+
+def check(seed: int, engine: Engine) -> None:
+    """Several deaths by chance may look like proof against a line, or as if no line was their cause."""
+    mix = Mix.of(seed)
+    found = outcome(mix, seed, engine)
+    if isinstance(found, str):
+        assert "the engine die" in found and mix.num_deaths + len(mix.poison) > 2, (seed, found)
+        return
+    failed = {index for index, is_answered in found.items() if not is_answered}
+    assert found.keys() == set(range(mix.num_lines)), seed
+    assert failed == mix.poison_lines if mix.num_deaths < 2 else failed >= mix.poison_lines, seed
+
+
+def test_a_job_with_any_mix_of_deaths_ends(start: Start) -> None:
+    engine = stopped_engine(start)
+    for seed in range(100):
+        check(seed, engine)
+
+
+@pytest.mark.slow
+def test_a_job_with_any_of_many_mixes_of_deaths_ends(start: Start) -> None:
+    engine = stopped_engine(start)
+    for seed in range(100, 1_000):
+        check(seed, engine)
 
 
 @pytest.mark.parametrize("max_sequences", [22, 392])
