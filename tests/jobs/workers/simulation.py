@@ -241,8 +241,8 @@ class Lines:
         pass
 
 
-def simulate(mix: Mix, seed: int, engine: Engine) -> Lines:
-    """Run a job to its end. `engine`: that of `stopped_engine`."""
+def simulate(mix: Mix, seed: int, engine: Engine, *, log: FailureLog | None = None) -> Lines:
+    """Run a job to its end. `engine`: that of `stopped_engine`. `log`: of earlier runs."""
     random = Random(seed)
     chances = Chances(mix, random)
     workers = [SimulatedWorker(n, engine, chances, max_sequences=mix.max_sequences) for n in range(mix.num_workers)]
@@ -255,7 +255,7 @@ def simulate(mix: Mix, seed: int, engine: Engine) -> Lines:
         workers=Workers(workers),
         console=Console(enabled=False),
         recovery=RecoveryPolicy(
-            FailureLog(None), EngineConfig(), rules=AT_ONCE, shares=[(EngineConfig(), 1)] * mix.num_workers
+            log or FailureLog(None), EngineConfig(), rules=AT_ONCE, shares=[(EngineConfig(), 1)] * mix.num_workers
         ),
     )
     MainLoop(context, [input_lines(mix)]).run()

@@ -8,6 +8,8 @@ import pytest
 
 from headrace.engine.start import Engine
 from headrace.errors import JobError
+from headrace.jobs.run.submitting import Submitter
+from headrace.jobs.store.failure_log import EngineDeath, FailureLog, Suspicion, Trial
 from tests.jobs.workers.simulation import Mix, simulate, stopped_engine
 
 Start = Callable[..., Engine]
@@ -51,3 +53,17 @@ def test_workers_that_are_equally_busy_get_more_lines(start: Start, max_sequence
     """15 / 22 * 22 < 15 and 1 / 392 * 392 < 1 in floating point."""
     mix = Mix(num_lines=40, num_workers=2, max_sequences=max_sequences)
     assert sum(simulate(mix, 0, stopped_engine(start)).is_answered.values()) == 40
+
+
+def test_suspects_of_an_earlier_run_that_are_missing_from_the_input_are_not_waited_for(start: Start) -> None:
+    log = FailureLog(None)
+    log.append(EngineDeath("engine", "gone", [50, 51], 0, Suspicion([], [Trial([50], True), Trial([51])])))
+    assert sum(simulate(Mix(num_lines=3, num_workers=1), 0, stopped_engine(start), log=log).is_answered.values()) == 3
+
+
+def test_a_job_that_would_wait_for_ever_stops_and_says_in_which_state_it_is(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Submitter, "_choose", lambda self: [])
+    with pytest.raises(JobError, match=r"3 lines are left, but none is in flight.*worker 1: running"):
+        simulate(Mix(num_lines=3, num_workers=2), 0, stopped_engine(start))
