@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import GIB, resolve
+from headrace.engine.memory_budget import GIB
+from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
