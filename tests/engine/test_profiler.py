@@ -108,7 +108,7 @@ def test_a_profiler_that_fails_at_its_limit_does_not_end_the_engine(
 
 
 def test_nothing_is_left_on_after_a_profile(llm: LLM, tmp_path: Path) -> None:
-    from headrace.kernels import ops
+    from headrace.kernels.ops import dispatch
 
     llm.start_profile(directory=tmp_path)
     generate(llm)
@@ -116,7 +116,7 @@ def test_nothing_is_left_on_after_a_profile(llm: LLM, tmp_path: Path) -> None:
     generate(llm)
     core = llm._engine.client._core  # type: ignore[attr-defined]
     assert core.on_step is None
-    assert ops._ranges is None
+    assert dispatch._ranges is None
 
 
 @pytest.mark.parametrize(

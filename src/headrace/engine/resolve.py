@@ -1,13 +1,14 @@
-"""Turns the user's config, the model and the machine into settings, with a reason for each value.
+"""Turns the user's config, the model and the machine into settings: one function, and a reason for each value.
 
-resolver.py             what every kind of model needs: device, threads, attention kernels
-resolve_decoder.py      models that generate: sequences, blocks, tokens of a step
-resolve_encoder.py      encoders, which have no KV cache
-precision.py            number formats: compute type, quantization, KV cache
-memory_budget.py        bytes of weights, states, steps and blocks, and what fits
-rank_layout.py, threads.py, attention.py, speculating.py, adapter_limits.py, offloading.py, kv_offloading.py
-                        one choice each
-choices.py, setting_warnings.py    what the user is told
+    resolver.py                       what every kind of model needs: device, threads, attention kernels
+    resolve_decoder.py                models that generate: sequences, blocks, tokens of a step
+    resolve_encoder.py                encoders, which have no KV cache
+    precision.py                      number formats: compute type, quantization, KV cache
+    memory_budget.py                  bytes of weights, states, steps and blocks, and what fits
+    choices.py, setting_warnings.py   what the user is told
+
+One choice each have rank_layout.py, threads.py, attention.py, speculating.py, adapter_limits.py, offloading.py and
+kv_offloading.py.
 """
 
 from __future__ import annotations

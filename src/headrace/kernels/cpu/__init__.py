@@ -46,7 +46,7 @@ from headrace.kernels.reference import (  # noqa: E402
     route,
     soft_cap,
 )
-from headrace.kernels.reference_adapters import add_low_rank  # noqa: E402
+from headrace.kernels.reference.adapters import add_low_rank  # noqa: E402
 
 __all__ = [
     "PackedLinear",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.layout import StepLayout
-from headrace.kernels.reference_recurrent import (
+from headrace.kernels.reference.recurrent import (
     Span,
     before,
     causal_conv,
