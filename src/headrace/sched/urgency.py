@@ -1,4 +1,4 @@
-"""Who is more urgent than whom under the priority policy, and what that means for a step. Under `fcfs` nobody is."""
+"""Who is more urgent than whom under the priority policy, and what that means for a step. Not used under `fcfs`."""
 
 from __future__ import annotations
 
