@@ -6,6 +6,7 @@ from headrace.engine.memory_budget import GIB, MemoryBudget
 from headrace.engine.resolver import GPU_MAX_SEQS, Resolver
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
+from headrace.models.adapter_spec import why_not_adapted
 
 CPU_MAX_TEXTS = 128
 CPU_BATCHED_TEXT_TOKENS = 2048
@@ -79,6 +80,8 @@ class EncoderResolver(Resolver):
                 f"cpu_offload_gb={config.cpu_offload_gb:g} is not supported for an encoder, whose weights are small; "
                 "leave it out"
             )
+        if config.uses_adapters:
+            raise ConfigError(f"enable_lora: {why_not_adapted(self._spec)}; leave it out")
         if config.kv_cache_dtype != "auto":
             raise ConfigError(f"kv_cache_dtype={config.kv_cache_dtype!r}: an encoder has no KV cache; leave it out")
 
