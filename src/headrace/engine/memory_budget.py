@@ -48,8 +48,8 @@ class MemoryBudget:
         dtype: str,
         kv_dtype: str,
         kind: Quantization | None,
-        draft: ModelSpec | None = None,
-        adapters: AdapterLimits | None = None,
+        draft: ModelSpec | None,
+        adapters: AdapterLimits | None,
     ) -> None:
         """`kind`: how the layers' matrices are quantized in memory; `draft`: the draft model, if there is one."""
         self._config, self._spec, self._facts = config, spec, facts

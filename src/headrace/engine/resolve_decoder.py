@@ -59,18 +59,7 @@ class DecoderResolver(Resolver):
             choices=self._choices,
         )
         kv_dtype = self._precision.choose_kv_dtype(dtype)
-        budget = MemoryBudget(
-            config,
-            self._spec,
-            self._facts,
-            ranks=self._ranks,
-            on_gpu=self._on_gpu,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            kind=quantization,
-            draft=self._draft,
-            adapters=adapters,
-        )
+        budget = self._budget(dtype=dtype, kv_dtype=kv_dtype, adapters=adapters)
         threads = self._choose_threads(budget)
         cpu_offload_gb = self._choose_cpu_offload(budget)
         max_seqs = config.max_num_seqs or self._max_seqs(budget)

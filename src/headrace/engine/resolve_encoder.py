@@ -23,16 +23,7 @@ class EncoderResolver(Resolver):
         config = self._config
         self._refuse_unused()
         dtype = self._precision.choose_dtype()
-        budget = MemoryBudget(
-            config,
-            self._spec,
-            self._facts,
-            ranks=self._ranks,
-            on_gpu=self._on_gpu,
-            dtype=dtype,
-            kv_dtype=dtype,
-            kind=self._precision.kind_in_memory,
-        )
+        budget = self._budget(dtype=dtype, kv_dtype=dtype)
         threads = self._choose_threads(budget)
         self._check_memory(budget)
         max_model_len = self._context()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from headrace.adapters import AdapterLimits
 from headrace.config import EngineConfig
 from headrace.engine.attention import choose_attention
 from headrace.engine.choices import Choices
@@ -53,6 +54,20 @@ class Resolver(ABC):
             )
         self._choices.note("device", "cuda", gpu.name)
         return "cuda"
+
+    def _budget(self, *, dtype: str, kv_dtype: str, adapters: AdapterLimits | None = None) -> MemoryBudget:
+        return MemoryBudget(
+            self._config,
+            self._spec,
+            self._facts,
+            ranks=self._ranks,
+            on_gpu=self._on_gpu,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            kind=self._precision.kind_in_memory,
+            draft=self._draft,
+            adapters=adapters,
+        )
 
     def _choose_threads(self, budget: MemoryBudget) -> Threads:
         self._check_threads()
