@@ -3,7 +3,7 @@
     _shrink    small[row, r, p] = x[row] · down[adapter, r, p]         a task: some r of a row
     _expand    out[row, n] += up[adapter, n] · small[row, :, p of n]   a task: some n of a row
 
-Many rows of one adapter, as in a prefill, are multiplied together by `reference_adapters`.
+Many rows of one adapter, as in a prefill, are multiplied together by the reference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels import reference_adapters
+from headrace.kernels import reference
 from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, inner, int32s, kernel
 from headrace.kernels.cpu.vectors import LANES, add, fma, load, splat, total
 from headrace.kernels.layout import AdapterRows, LowRankWeights
@@ -31,11 +31,11 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
     if max(numbers) <= _MAX_ROWS:
         _add_by_row(out, x, weights, rows)
     elif not any(0 < number <= _MAX_ROWS for number in numbers):
-        reference_adapters.add_low_rank(out, x, weights, rows)
+        reference.add_low_rank(out, x, weights, rows)
     else:
         are_few = torch.tensor(numbers) <= _MAX_ROWS  # a rank of 0 leaves an adapter out
         _add_by_row(out, x, replace(weights, ranks=weights.ranks * are_few), rows)
-        reference_adapters.add_low_rank(out, x, replace(weights, ranks=weights.ranks * ~are_few), rows)
+        reference.add_low_rank(out, x, replace(weights, ranks=weights.ranks * ~are_few), rows)
 
 
 def _add_by_row(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterRows) -> None:
