@@ -301,6 +301,7 @@ class BatchRunner:
     def _begun(self, batch: Batch, stop: Callable[[], None]) -> None:
         """The job's directory exists now. A stop or a cancel that came before could not reach the job."""
         self._stop_run, self._overtakable = stop, batch
+        self._reasons.pop(batch.id, None)
         if self._closing.is_set():
             stop()
         if self._status_of(batch.id) == "cancelling":
