@@ -112,7 +112,8 @@ def _salt_secret(config: EngineConfig) -> bytes | None:
     try:
         return salt_secret(Path(config.kv_offload_path).expanduser())
     except OSError as error:
-        raise ConfigError(f"kv_offload_path={config.kv_offload_path!r} cannot be used: {reason_of(error)}") from error
+        path, reason = config.kv_offload_path, reason_of(error)
+        raise ConfigError(f"kv_offload_path={path!r} cannot be used ({reason}); give another directory") from error
 
 
 def _check_adapter_names(config: EngineConfig, options: ServerOptions) -> None:
