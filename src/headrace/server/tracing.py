@@ -124,7 +124,8 @@ class RequestTraces:
         closing.start()
         closing.join(CLOSE_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # it waits to try again, for up to a minute
+            stop: Callable[[], None] = self._exporter.shutdown
+            stop()  # it waits to try again, for up to a minute
             closing.join(CLOSE_S)
 
 
