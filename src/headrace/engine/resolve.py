@@ -10,10 +10,12 @@ from headrace.config import EngineConfig, Quantization
 from headrace.engine.attention import choose_attention
 from headrace.engine.kv_offloading import Offload, choose_offload
 from headrace.engine.offloading import (
+    WeightOffload,
+    choose_weight_offload,
     describe_offload,
+    disk_warning,
     gpu_bytes,
     offload_warning,
-    refuse_offload,
     sizes_of,
     streamed_layers,
 )
@@ -130,7 +132,7 @@ class Resolver:
         self._decide_adapters(dtype)
         kv_dtype = self._kv_dtype(dtype)
         threads = self._threads(dtype)
-        cpu_offload_gb = self._cpu_offload_gb(dtype)
+        weight_offload = self._weight_offload(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs, dtype, kv_dtype)
@@ -150,7 +152,9 @@ class Resolver:
             pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
             nnodes=config.nnodes,
-            cpu_offload_gb=cpu_offload_gb,
+            cpu_offload_gb=weight_offload.cpu_offload_gb,
+            cpu_offload_path=weight_offload.path,
+            cpu_offload_host_bytes=weight_offload.host_bytes,
             kv_dtype=kv_dtype,
             attention_backend=self._attention_backend(dtype),
             load_format=config.load_format,
@@ -215,18 +219,24 @@ class Resolver:
             self._note("speculative_config", found.config.method, f"as set: {drafts}, as far as they are accepted")
         return found
 
-    def _cpu_offload_gb(self, dtype: str) -> float:
-        given = self._config.cpu_offload_gb
-        if not given:
-            return 0.0
+    def _weight_offload(self, dtype: str) -> WeightOffload:
+        if not self._config.cpu_offload_gb:
+            return WeightOffload()
         if not self._on_gpu:
             self._note("cpu_offload_gb", "0", "on a CPU all weights are in host memory")
-            return 0.0
-        streamed = self._streamed(dtype)
-        refuse_offload(self._config, self._facts, streamed, num_local=self._ranks.num_local)
+            return WeightOffload()
+        found, streamed = choose_weight_offload(
+            self._config,
+            self._facts,
+            self._streamed(dtype),
+            layers=list(self._sizes(0, dtype).layers),
+            num_local=self._ranks.num_local,
+        )
         num_layers = self._ranks.first_shards.layers.size
         describe_offload(self._config, streamed, num_layers=num_layers, note=self._note)
-        return given
+        if streamed.disk_indexes:
+            self._warnings.append(disk_warning(streamed))
+        return found
 
     def _warn_about_offload(self, dtype: str, max_num_seqs: int) -> None:
         if self._on_gpu and self._config.cpu_offload_gb:
