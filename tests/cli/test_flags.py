@@ -25,7 +25,11 @@ EXAMPLES |= {"speculative_config": {"method": "ngram", "num_speculative_tokens":
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
 EXAMPLES |= {"master_addr": "10.0.0.1", "distributed_executor_backend": "ray", "attention_backend": "TRITON_ATTN"}
 EXAMPLES |= {"enable_lora": True, "lora_modules": "name=path", "kv_offload_path": "d"}
-NEEDED = {"node_rank": ["--nnodes", "8"], "kv_offload_disk_gib": ["--kv-offload-path", "d"]}  # by the value of a flag
+NEEDED = {  # by the value of a flag
+    "node_rank": ["--nnodes", "8"],
+    "kv_offload_disk_gib": ["--kv-offload-path", "d"],
+    "cpu_offload_path": ["--cpu-offload-gb", "8"],
+}
 
 
 def parser() -> CommandParser:
