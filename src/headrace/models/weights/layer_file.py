@@ -62,7 +62,7 @@ class LayerFile:
     def read(self, layer: Tensor, buffer: Tensor) -> None:
         """Reads a layer into a buffer that begins at a page and has room for its last page."""
         start, size = self._starts[layer.data_ptr()], padded(layer.nbytes)
-        view, done = memoryview(buffer.numpy())[:size], 0
+        view, done = buffer.numpy().data[:size], 0
         while done < size:
             num_read = os.preadv(self._reads, [view[done:]], start + done)
             if num_read == 0:
