@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.config import EngineConfig
+from headrace.engine.choices import Note
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.hardware.host_link import HostLink, pcie
@@ -18,8 +19,6 @@ GIB = 2**30
 USUAL_LINK = pcie(4)  # of a GPU whose link is not known
 HOST_SHARE = 0.9  # of the free host memory, if what does not fit goes to a disk
 DISK_BYTES_PER_S = 7e9  # a fast NVMe disk of PCIe 4.0: what is possible, not what this machine has
-
-Note = Callable[[str, object, str], None]  # a setting, its value, and the reason
 
 
 def sizes_of(shards: Shards, *, element_bytes: int, kind: Kind | None) -> WeightSizes:
@@ -38,7 +37,7 @@ class WeightOffload:
 
 
 def choose_weight_offload(
-    config: EngineConfig, facts: MachineFacts, streamed: StreamedLayers, *, layers: list[int], num_local: int
+    config: EngineConfig, facts: MachineFacts, streamed: StreamedLayers, *, layers: Sequence[int], num_local: int
 ) -> tuple[WeightOffload, StreamedLayers]:
     """Returns where the streamed layers of a rank are; refuses what cannot run. `layers`: bytes of each layer of the
     rank; `num_local`: ranks on this node, each with its own weights."""
