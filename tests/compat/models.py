@@ -22,7 +22,7 @@ from tests.clients.tools_model import TEMPLATE, write_tools_model
 from tests.compat import scripted_model
 from tests.engine.tiny_encoders import save_encoder
 
-SMOLLM2, SCRIPTED, ENCODER = "smollm2", "scripted", "encoder"
+SMOLLM2, SCRIPTED, ENCODER, RERANKER = "smollm2", "scripted", "encoder", "reranker"
 MAX_MODEL_LEN, SHORT_LEN = 16384, 1536
 LORA_RANK = 8
 
@@ -98,6 +98,11 @@ def _write_encoder(folder: Path) -> None:
     save_encoder(folder, "xlm-roberta", max_position_embeddings=514)
 
 
+def _write_reranker(folder: Path) -> None:
+    """A small BERT with random weights and one output, for tests of a cross-encoder."""
+    save_encoder(folder, "bert", "ForSequenceClassification", num_labels=1, max_position_embeddings=512)
+
+
 WRITERS = {
     SMOLLM2: Writer(
         _write_smollm2,
@@ -105,6 +110,7 @@ WRITERS = {
     ),
     SCRIPTED: Writer(_write_scripted, lambda folder: StandIn(SCRIPTED, folder, folder)),
     ENCODER: Writer(_write_encoder, lambda folder: StandIn(ENCODER, folder, folder)),
+    RERANKER: Writer(_write_reranker, lambda folder: StandIn(RERANKER, folder, folder)),
 }
 
 

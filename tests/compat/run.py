@@ -1,4 +1,5 @@
-"""Runs the server tests of vLLM and SGLang against `headrace serve`: `make compat VLLM=CHECKOUT SGLANG=CHECKOUT`.
+"""Runs the server tests of vLLM, SGLang and llama.cpp against `headrace serve`:
+`make compat VLLM=CHECKOUT SGLANG=CHECKOUT LLAMA_CPP=CHECKOUT`.
 
 Nothing is fetched and nothing is written into the checkouts. The tests run in an environment of their own under
 build/compat, with the adapter in place of what they import of their own project. Results are kept in results/, so that
@@ -37,7 +38,7 @@ PACKAGES = (
     *("anthropic==0.125.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
     *("pybase64", "regex", "requests", "fastapi", "prometheus-client", "model-hosting-container-standards"),
 )
-FILE_TIMEOUT_S = 900.0
+FILE_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Suite:
 
 VLLM = Suite("vllm", "vllm_plugin", "tests/entrypoints")
 SGLANG = Suite("sglang", "sglang_plugin", "test")
+LLAMA_CPP = Suite("llama_cpp", "llama_cpp_plugin", "tools/server/tests")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,13 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only files whose path has this in it")
     parser.add_argument("--vllm", type=Path, metavar="DIRECTORY", help="a checkout of vLLM")
     parser.add_argument("--sglang", type=Path, metavar="DIRECTORY", help="a checkout of SGLang")
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIRECTORY", help="a checkout of llama.cpp")
     parser.add_argument("-k", dest="only", metavar="EXPRESSION", help="only these tests, as for pytest")
     parser.add_argument("--report", action="store_true", help="run nothing, and write the page from the last results")
     given = parser.parse_args(arguments)
-    checkouts = [(VLLM, given.vllm), (SGLANG, given.sglang)]
+    checkouts = [(VLLM, given.vllm), (SGLANG, given.sglang), (LLAMA_CPP, given.llama_cpp)]
     checkouts = [(suite, path.resolve()) for suite, path in checkouts if path is not None]
     if not checkouts:
-        parser.error("give a checkout: make compat VLLM=DIRECTORY SGLANG=DIRECTORY")
+        parser.error("give a checkout: make compat VLLM=DIRECTORY SGLANG=DIRECTORY LLAMA_CPP=DIRECTORY")
     if not given.report:
         BUILD.mkdir(parents=True, exist_ok=True)
         runner = Runner(python=prepare(), models=StandIns(BUILD), has_lora=knows_flag("--enable-lora"), only=given.only)

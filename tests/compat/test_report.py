@@ -24,8 +24,8 @@ def project(*results: Result) -> Project:
     return Project(commit="abc of 2026-08-22", folder="tests/entrypoints", results=results, scope=SCOPE)
 
 
-def result(name: str, outcome: str = "failed", *, date: str = "2026-11-17") -> Result:
-    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, date=date)
+def result(name: str, outcome: str = "failed", *, date: str = "2026-11-17", commit: str = "") -> Result:
+    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, date=date, commit=commit)
 
 
 def test_each_result_has_its_kind_and_reason() -> None:
@@ -45,6 +45,11 @@ def test_the_page_names_each_test_with_its_line() -> None:
     assert "| vLLM | abc of 2026-08-22 | 3 | 2 | 1 | 0 | 0 | 0 |" in text
     assert "`tests/entrypoints/chat/test_chat.py`: a (12) x 2" in text
     assert "- no adapters:\n    - `tests/entrypoints/chat/test_chat.py`: lora (12)" in text
+
+
+def test_the_page_names_every_commit_of_its_runs() -> None:
+    runs = [result("test_a", "passed", commit="b2"), result("test_b", "passed", commit="a1", date="2026-11-18")]
+    assert "on a CPU, 2026-11-17 to 2026-11-18, at commits a1, b2." in page([project(*runs)], version="0.1.0")
 
 
 def test_a_run_of_some_tests_keeps_the_results_of_the_others(tmp_path: Path) -> None:
@@ -76,7 +81,7 @@ def test_flags_of_the_tests_are_dropped_with_their_values_or_renamed() -> None:
     assert translated(["--context-length", "64", "--tp-size", "2"], "sglang") == ["--max-model-len", "64"]
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llama_cpp"])
 def test_every_reason_has_a_known_kind_and_a_sentence(name: str) -> None:
     scope = tomllib.loads((HERE / "scope.toml").read_text(encoding="utf-8"))[name]
     assert scope["title"] and scope["about"] and scope["files"]

@@ -1,0 +1,110 @@
+"""A pytest plugin that lets llama.cpp's server tests run against Headrace: their `ServerProcess` starts `headrace
+serve`.
+
+The paths that llama.cpp has with and without /v1 are asked with it. Tests of llama.cpp's own API are skipped with that
+reason. A server answers under the names of models that the test asks for, since llama.cpp's answers under any.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import compat_server
+import pytest
+import stand_ins
+from stand_ins import pytest_collectreport, pytest_runtest_logreport
+
+__all__ = ["pytest_collectreport", "pytest_runtest_logreport"]  # hooks that pytest finds here
+
+TESTS = "tools/server/tests"
+PREFIXED = ("/chat/completions", "/completions", "/models", "/responses")  # here only below /v1
+SHARED = (*PREFIXED, "/", "/health", "/metrics", "/rerank")  # and all below /v1 but streams that go on
+# Attributes of `ServerProcess` that have a flag here. Others are about its own cache, threads and device.
+FLAGS = {"seed": "--seed", "api_key": "--api-key", "n_slots": "--max-num-seqs", "chat_template_file": "--chat-template"}
+POOLING = {"none": "ALL", "mean": "MEAN", "cls": "CLS", "last": "LAST"}
+
+_asked_names: list[str] = []  # of models, by the test that runs
+
+
+def flags_of(process: Any) -> list[str]:
+    """The command line of `headrace serve` for what a test has set."""
+    found = ["--port", str(process.server_port)]
+    for name, flag in FLAGS.items():
+        value = getattr(process, name)
+        if value is not None:
+            found += [flag, str(value)]
+    if process.n_ctx is not None:  # there, all slots share it
+        found += ["--max-model-len", str(process.n_ctx // (process.n_slots or 1))]
+    if process.pooling is not None:
+        found += ["--pooler-config", json.dumps({"pooling_type": POOLING[process.pooling]})]
+    if not (process.server_embeddings or process.server_reranking):  # models that do not reason
+        found += ["--reasoning-parser", "none", "--default-chat-template-kwargs", '{"enable_thinking": false}']
+    return found
+
+
+def start(process: Any, timeout_seconds: float = compat_server.START_TIMEOUT_S) -> None:
+    """In place of `ServerProcess.start`; a port is taken that is free."""
+    import utils
+
+    process.server_port = compat_server.free_port()
+    names = list(dict.fromkeys([process.model_alias or "model", *_asked_names]))
+    server = compat_server.Server(names, flags_of(process))
+    process.process = server.process
+    process.stop = lambda: (server.stop(), utils.server_instances.discard(process))
+    utils.server_instances.add(process)
+    server.wait_until_ready(f"http://127.0.0.1:{process.server_port}/health")
+    process.ready = True
+
+
+def with_prefix(request: Callable[..., Any]) -> Callable[..., Any]:
+    def prefixed(process: Any, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        return request(process, method, f"/v1{path}" if path in PREFIXED else path, *args, **kwargs)
+
+    return prefixed
+
+
+def own_path(source: str) -> str | None:
+    """The first path in a test's source that only llama.cpp has."""
+    for path in re.findall(r"_request\(\s*\"\w+\", f?\"(/[^\"?]*)", source):
+        if path not in SHARED and (not path.startswith("/v1/") or path == "/v1/stream"):
+            return str(path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before their conftest.py is imported."""
+    sys.modules["wget"] = types.ModuleType("wget")  # nothing is downloaded
+    sys.path.insert(0, str(early_config.rootpath / TESTS))
+    import utils
+
+    utils.ServerProcess.start = start
+    for name in ("make_request", "make_stream_request"):
+        setattr(utils.ServerProcess, name, with_prefix(getattr(utils.ServerProcess, name)))
+    utils.ServerPreset.load_all = staticmethod(lambda: None)  # starts a server for each model to fetch it
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without those that their own runs leave out too, since they fetch large models."""
+    items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    for item in items:
+        if (path := own_path(source_of(item))) is not None:
+            item.add_marker(pytest.mark.skip(f"{stand_ins.OWN_CODE}{path}"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _asked_names[:] = models_in(source_of(item))
+
+
+def source_of(item: pytest.Item) -> str:
+    return inspect.getsource(item.function) if isinstance(item, pytest.Function) else ""
+
+
+def models_in(source: str) -> Sequence[str]:
+    return re.findall(r"\bmodel\"?\s*[:=]\s*\"([^\"]+)\"", source)
