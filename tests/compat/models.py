@@ -1,5 +1,5 @@
 """The models that stand for those of the tests, written below build/compat: each a checkpoint, a tokenizer and, for
-tests of LoRA, an adapter that changes nothing."""
+tests of LoRA, an adapter with random weights."""
 
 from __future__ import annotations
 
@@ -115,14 +115,15 @@ WRITERS = {
 
 
 def _write_adapter(folder: Path, *, num_layers: int, hidden: int, query: int, value: int) -> None:
-    """A LoRA adapter in PEFT's format. Its B matrices are zero, so answers stay those of the base model."""
+    """A LoRA adapter in PEFT's format. Its random product is small, so answers differ and are still texts."""
     folder.mkdir(exist_ok=True)
+    torch.manual_seed(3)
     tensors = {}
     for layer in range(num_layers):
         for name, width in (("q_proj", query), ("v_proj", value)):
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.full((LORA_RANK, hidden), 0.01)
-            tensors[f"{prefix}.lora_B.weight"] = torch.zeros(width, LORA_RANK)
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(LORA_RANK, hidden) * hidden**-0.5
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(width, LORA_RANK) * 0.02
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
