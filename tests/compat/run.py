@@ -42,6 +42,14 @@ FILE_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
+class Part:
+    """Tests of a file that run with one model."""
+
+    model: str
+    only: str | None = None  # as for pytest's -k; None: all
+
+
+@dataclass(frozen=True)
 class Suite:
     """The tests of one project, and how they are run."""
 
@@ -58,10 +66,17 @@ class Suite:
     def results(self) -> Path:
         return HERE / f"results/{self.name}.jsonl"
 
-    def model_of(self, path: Path) -> str:
-        """The name of the model that stands for the one of a file's tests."""
+    def parts_of(self, path: Path) -> list[Part]:
+        """The tests of a file by the model that stands for theirs: one for all, but for tests that are named."""
         models: dict[str, list[str]] = self.scope.get("models", {})
-        return next((name for name, files in models.items() if any(str(path).endswith(f) for f in files)), SCRIPTED)
+        listed = [(name, *entry.partition("::")[::2]) for name, entries in models.items() for entry in entries]
+        found = [(name, test) for name, file, test in listed if str(path).endswith(f"/{file}")]
+        rest = next((name for name, test in found if not test), SCRIPTED)
+        named = {name: [test for other, test in found if other == name and test] for name, test in found if test}
+        if not named:
+            return [Part(rest)]
+        others = " or ".join(test for tests in named.values() for test in tests)
+        return [Part(rest, f"not ({others})"), *(Part(name, " or ".join(tests)) for name, tests in named.items())]
 
 
 VLLM = Suite("vllm", "vllm_plugin", "tests/entrypoints")
@@ -80,25 +95,29 @@ class Runner:
 
     def run(self, suite: Suite, checkout: Path, path: Path) -> None:
         """Run one file; its results replace those that it had."""
-        model = self.models[suite.model_of(path)]
+        for number, part in enumerate(suite.parts_of(path)):
+            self._run_part(suite, checkout, path, part, replaces_all=number == 0 and self.only is None)
+
+    def _run_part(self, suite: Suite, checkout: Path, path: Path, part: Part, *, replaces_all: bool) -> None:
+        model = self.models[part.model]
         shown = str(path.relative_to(checkout))
         print(f"---- {shown}", flush=True)
         NOTES.unlink(missing_ok=True)
         NOTES.touch()
-        is_done = self._run_pytest(suite, checkout, path, model)
+        is_done = self._run_pytest(suite, checkout, path, model, part.only)
         date = datetime.now(UTC).date().isoformat()
         notes = NOTES.read_text(encoding="utf-8")
-        new = read_notes(notes, model=model.name, date=date, commit=commit_of(ROOT, "%h"))
+        new = read_notes(notes, model=model.name, date=date, commit=commit_of(ROOT, "%h", "src"))
         for result in new:
             if result.message and result.outcome == "failed":
                 print(f"    {result.name}: {result.message[:300]!r}", flush=True)
-        is_whole = is_done and self.only is None
+        is_whole = is_done and replaces_all
         NOTES.unlink()
         with (BUILD / f"{suite.name}.lock").open("w") as lock:  # two runs may end at the same time
             fcntl.flock(lock, fcntl.LOCK_EX)
             write_results(suite.results, merged(read_results(suite.results), new, file=shown, is_whole=is_whole))
 
-    def _run_pytest(self, suite: Suite, checkout: Path, path: Path, model: StandIn) -> bool:
+    def _run_pytest(self, suite: Suite, checkout: Path, path: Path, model: StandIn, only: str | None) -> bool:
         settings = {
             "command": [sys.executable, "-m", "headrace"],
             "environment": {"PYTHONPATH": str(ROOT / "src")},
@@ -116,8 +135,9 @@ class Runner:
         command = [str(self.python), "-m", "pytest", "-q", "-c", str(HERE / "adapter/pytest.ini")]
         command += ["--rootdir", str(checkout), "--confcutdir", str(checkout / suite.folder)]
         command += ["-p", suite.plugin, "-p", "no:xdist", str(path)]
-        if self.only is not None:
-            command += ["-k", self.only]
+        wanted = [f"({expression})" for expression in (self.only, only) if expression is not None]
+        if wanted:
+            command += ["-k", " and ".join(wanted)]
         try:
             subprocess.run(command, cwd=BUILD, env={**os.environ, **variables}, timeout=FILE_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
@@ -171,10 +191,10 @@ def project_of(suite: Suite, checkout: Path) -> Project:
     )
 
 
-def commit_of(checkout: Path, form: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(checkout), "log", "-1", f"--format={form}"], capture_output=True, text=True, check=False
-    )
+def commit_of(checkout: Path, form: str, *paths: str) -> str:
+    """The last commit, or the last that changed one of these paths."""
+    command = ["git", "-C", str(checkout), "log", "-1", f"--format={form}", "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "an unknown commit"
 
 

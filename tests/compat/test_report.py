@@ -11,6 +11,7 @@ import pytest
 from tests.compat.adapter.compat_server import translated
 from tests.compat.report import KINDS, NO_REASON, Project, page
 from tests.compat.results import OUTSIDE, OWN_CODE, Result, merged, read_notes, read_results, write_results
+from tests.compat.run import Part, Suite
 
 SCOPE = {
     "title": "vLLM",
@@ -79,6 +80,18 @@ def test_flags_of_the_tests_are_dropped_with_their_values_or_renamed() -> None:
     adapters = ["--enable-lora", "--lora-modules", "a=b"]
     assert (translated(adapters, "vllm"), translated(adapters, "vllm", has_lora=True)) == ([], adapters)
     assert translated(["--context-length", "64", "--tp-size", "2"], "sglang") == ["--max-model-len", "64"]
+
+
+def test_tests_that_are_named_run_with_a_model_of_their_own() -> None:
+    suite = Suite("vllm", "vllm_plugin", "tests/entrypoints")
+    chat = suite.parts_of(Path("/x/tests/entrypoints/openai/chat_completion/test_chat.py"))
+    other = suite.parts_of(Path("/x/tests/entrypoints/openai/chat_completion/test_chat_completion.py"))
+    split = suite.parts_of(Path("/x/tests/entrypoints/openai/completion/test_completion.py"))
+    assert (chat, other) == ([Part("smollm2")], [Part("scripted")])
+    assert split == [
+        Part("smollm2", "not (test_completion_streaming)"),
+        Part("scripted", "test_completion_streaming"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llama_cpp"])

@@ -49,10 +49,11 @@ def flags_of(process: Any) -> list[str]:
 
 
 def start(process: Any, timeout_seconds: float = compat_server.START_TIMEOUT_S) -> None:
-    """In place of `ServerProcess.start`; a port is taken that is free."""
+    """In place of `ServerProcess.start`. It takes a free port, and keeps it when the test starts it again."""
     import utils
 
-    process.server_port = compat_server.free_port()
+    if not hasattr(process, "ready"):
+        process.server_port = compat_server.free_port()
     names = list(dict.fromkeys([process.model_alias or "model", *_asked_names]))
     server = compat_server.Server(names, flags_of(process))
     process.process = server.process
