@@ -79,16 +79,18 @@ class Project:
         return f"{title}: {self.counts[PASSED]} of {self.num_applicable} tests of its server pass; others: {others}"
 
     def _judged(self, result: Result) -> Judged:
-        if result.outcome == PASSED:
-            return Judged(result, PASSED)
         if result.outcome == OUTSIDE:
             own = self.scope.get("own_code", f"calls functions of {self.scope['title']}")
             return Judged(result, "outside", own)
+        rule = self._rule_of(result)
+        if result.outcome == PASSED and not (rule or {}).get("even_if_passed"):
+            return Judged(result, PASSED)
+        return Judged(result, NO_REASON) if rule is None else Judged(result, rule["kind"], rule["reason"])
+
+    def _rule_of(self, result: Result) -> dict[str, Any] | None:
         name = result.test.removeprefix(self.folder + "/")
-        for rule in self.scope.get("reasons", []):
-            if any(fnmatchcase(name, pattern) for pattern in rule["tests"]):
-                return Judged(result, rule["kind"], rule["reason"])
-        return Judged(result, NO_REASON, "")
+        rules: list[dict[str, Any]] = self.scope.get("reasons", [])
+        return next((each for each in rules if any(fnmatchcase(name, pattern) for pattern in each["tests"])), None)
 
 
 def page(projects: Sequence[Project], *, version: str) -> str:

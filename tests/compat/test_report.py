@@ -40,6 +40,17 @@ def test_each_result_has_its_kind_and_reason() -> None:
     assert made.num_applicable == 3 and made.summary.startswith("vLLM: 1 of 3 tests")
 
 
+def test_a_pass_that_shows_nothing_is_not_counted() -> None:
+    rule = {"tests": ["chat/*"], "kind": "missing", "reason": "no such route", "even_if_passed": True}
+    made = Project(
+        commit="abc",
+        folder="tests/entrypoints",
+        results=[result("test_a", "passed")],
+        scope={**SCOPE, "reasons": [rule]},
+    )
+    assert [each.kind for each in made.judged] == ["missing"]
+
+
 def test_the_page_names_each_test_with_its_line() -> None:
     made = project(result("test_a[1]", "passed"), result("test_a[2]", "passed"), result("test_lora[x]"))
     text = page([made], version="0.1.0")
