@@ -35,8 +35,9 @@ Headrace {version} on a CPU, {runs}. The models that stand for those of the test
 - In most files a tiny Qwen3 whose weights are computed to write given texts (`tests/compat/scripted_model.py`):
   reasoning between tags, then a short answer or a call of the test's tool; in `/v1/completions` prose without an end.
   So these tests show what the server does, and nothing about a model.
-- SmolLM2-135M-Instruct, with a chat template that shows tools, in some; a small encoder with random weights in tests of
-  an embedding model. `tests/compat/results/` names the model of each.
+- SmolLM2-135M-Instruct, with a chat template that shows tools, in some, with a LoRA adapter of random weights; small
+  encoders with random weights in tests of an embedding model or a reranker. `tests/compat/results/` names the model of
+  each.
 
 Tests that expect words, knowledge or token counts of another model cannot pass."""
 
