@@ -9,6 +9,8 @@ QUIET ?= -qq
 # Tests run in as many processes as there are cores. `make test PARALLEL=` runs them in one, as a debugger needs it.
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 SEEDS ?= 10
+# Tests start many processes, each of which would compile all of the package where Python may not keep what it compiled.
+test test-seeds quick slow: export PYTHONDONTWRITEBYTECODE :=
 NOT_QUICK := gpu or slow or vllm or ray or parity or properties or crash or interpreted or embedded or processes or browser
 
 .DEFAULT_GOAL := help

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import gc
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before Hypothesis reads its option."""
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(RUN_SEED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, bool, bool]:
+    """The modules and tests of a whole run are 800,000 objects that stay to its end. The collector would visit them
+    while they are made, at each start of an engine and in each full collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:
@@ -85,6 +99,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _seeded(request: pytest.FixtureRequest) -> None:
     """A test's random numbers do not depend on the tests before it, which differ between workers."""
     seeds.seed_all(seeds.seed_of(request.node.nodeid))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_number_of_threads() -> Iterator[None]:
+    """An engine in this process sets the number of torch's threads, on which sums of later tests would depend."""
+    num_threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Holds our own lines only: a thread of a library that another test started may log at any time."""
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] == "headrace"
+
+    caplog.handler.addFilter(is_ours)
+    yield caplog
+    caplog.handler.removeFilter(is_ours)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ def _thawed() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
+    gc.freeze()  # as it was after the collection of the tests
 
 
 def test_old_objects_are_frozen_inside_and_unfrozen_after() -> None:

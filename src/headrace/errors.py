@@ -99,6 +99,15 @@ class NoRoomError(ResumableJobError):
     pass
 
 
+def reason_of(error: Exception) -> str:
+    """The reason without number and path, for a message that names the file. Errors of fsspec are often a bare path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    return str(error) or type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """', did you mean ...?' for the known name closest to `name`, or an empty string."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""Applies the table of `other_flags.py`: settings of other engines that Headrace does not have.
+"""Applies the table of `other_flags/`: settings of other engines that Headrace does not have.
 
 One table for all fronts: flags of `serve` and `run`, keyword arguments of `LLM` and `AsyncEngine`, and settings files.
 A neutral value, one that asks for what Headrace does anyway, is accepted silently. A setting that would not change any

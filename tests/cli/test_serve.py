@@ -180,7 +180,7 @@ def test_a_switch_may_have_true_or_false_as_its_value(given: list[str], is_on: b
             ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "64", "--max-num-seqs", "4"],
             "max_num_batched_tokens=64 must be at least max_model_len=512",
         ),
-        (["--quantization", "fp8", "--device", "cpu"], "fp8"),
+        pytest.param(["--quantization", "fp8", "--device", "cpu"], "fp8", marks=pytest.mark.slow),
     ],
 )
 def test_a_setting_that_the_engine_refuses_is_an_error_of_one_line(

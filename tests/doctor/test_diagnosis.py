@@ -53,6 +53,13 @@ def test_two_causes_at_once_are_both_named_the_bottleneck_first() -> None:
     assert diagnosis.headline.startswith("Limited by cache: ") and "Try: " in diagnosis.headline
 
 
+def test_host_time_of_an_engine_without_steps_is_no_bottleneck() -> None:
+    idle = live(
+        num_running=0.0, num_steps=0.0, prompt_tokens=0.0, output_tokens=0.0, host_seconds=0.01, wait_seconds=0.0
+    )
+    assert diagnose(idle).outcome == "not enough evidence"
+
+
 def test_the_client_comes_before_the_engine() -> None:
     seen = online(client=ClientCost(loop_lag_p99_ms=40.0), host_seconds=6.0, wait_seconds=4.0, num_refused=40.0)
     rules = [finding.rule for finding in diagnose(seen).problems]

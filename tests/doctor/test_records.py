@@ -168,6 +168,12 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         read_record(path)
 
 
+def test_a_file_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(RecordError) as raised:
+        read_record(tmp_path / "none.json")
+    assert str(raised.value) == f"{tmp_path / 'none.json'} cannot be read: No such file or directory"
+
+
 def test_a_record_without_figures_gives_not_enough_evidence() -> None:
     record = offline_record((), failure={"kind": "oom", "message": "out of memory"})
     diagnosis = diagnose(evidence_of_record(record, origin="r.json"))

@@ -28,7 +28,7 @@ def with_engine(directory: Path, body: Body) -> None:
 
 async def until_idle(engine: AsyncEngine) -> None:
     while engine.stats.scheduler.num_running or engine.stats.scheduler.num_waiting:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 async def full_text(engine: AsyncEngine, prompt: str, params: SamplingParams) -> str:
@@ -91,7 +91,7 @@ def test_cancelling_the_task_aborts_the_request(tiny_directory: Path) -> None:
     async def body(engine: AsyncEngine) -> None:
         task = asyncio.create_task(full_text(engine, "abc", LONG))
         while not engine.stats.scheduler.num_running:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

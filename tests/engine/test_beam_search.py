@@ -136,7 +136,7 @@ def test_beams_of_the_async_engine_share_blocks_without_prefix_caching(
     async def num_reused(engine: AsyncEngine) -> int:
         await engine.beam_search(prompt, BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True))
         while (hits := engine.stats.scheduler.num_prefix_hit_tokens) == 0:
-            await asyncio.sleep(0)  # the counters of another process come a moment later
+            await asyncio.sleep(0.001)  # the counters of another process come a moment later
         return hits
 
     async def main() -> None:

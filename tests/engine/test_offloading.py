@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import GIB, resolve
+from headrace.engine.memory_budget import GIB
+from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
 from headrace.hardware.host_link import pcie
-from headrace.models import ModelSpec, RopeSpec
+from tests.engine.small_spec import SMALL_SPEC
 
-SPEC = ModelSpec(  # 0.875 GiB a layer in 16 bits, and embeddings of 0.5 GiB
-    family="llama",
+SPEC = replace(  # 0.875 GiB a layer in 16 bits, and embeddings of 0.5 GiB
+    SMALL_SPEC,
     vocab_size=65536,
     hidden_size=4096,
     intermediate_size=32768,
@@ -25,8 +26,6 @@ SPEC = ModelSpec(  # 0.875 GiB a layer in 16 bits, and embeddings of 0.5 GiB
     num_kv_heads=64,
     head_dim=64,
     max_model_len=1024,
-    norm_eps=1e-5,
-    rope=RopeSpec(),
     windows=(None,) * 32,
     tie_embeddings=True,
 )

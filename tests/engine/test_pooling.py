@@ -168,6 +168,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"pooler_config": {"returned_token_ids": [1]}}, "is not supported"),
         ({"kv_cache_memory_bytes": 1 << 20}, "not supported for an encoder"),
         ({"tensor_parallel_size": 2}, "an encoder runs on one device"),
+        ({"enable_lora": True}, "an encoder, whose layers have no adapters"),
         ({"max_num_batched_tokens": 64}, "must be at least"),
     ):
         with pytest.raises(ConfigError, match=message):

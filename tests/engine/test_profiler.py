@@ -9,7 +9,8 @@ from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig, Quantization
 from headrace.engine import profiler as profiler_module
 from headrace.engine.client import EngineClient
-from headrace.engine.profiler import ProfileOptions
+from headrace.engine.fake_settings import fake_settings
+from headrace.engine.profiler import ProfileOptions, model_numbers
 from headrace.errors import ConfigError, EngineDeadError, ProfilerError
 from headrace.profile.parts import TITLES
 from headrace.profile.report import report_of
@@ -17,6 +18,7 @@ from headrace.profile.trace import read_profile
 from headrace.runner.probe import measure_ceilings
 from headrace.startup import ignore_stage
 from tests.engine.cores import faulty
+from tests.engine.small_spec import SMALL_SPEC
 
 
 def generate(llm: LLM, num_tokens: int = 6) -> list[tuple[int, ...]]:
@@ -108,7 +110,7 @@ def test_a_profiler_that_fails_at_its_limit_does_not_end_the_engine(
 
 
 def test_nothing_is_left_on_after_a_profile(llm: LLM, tmp_path: Path) -> None:
-    from headrace.kernels import ops
+    from headrace.kernels.ops import dispatch
 
     llm.start_profile(directory=tmp_path)
     generate(llm)
@@ -116,7 +118,7 @@ def test_nothing_is_left_on_after_a_profile(llm: LLM, tmp_path: Path) -> None:
     generate(llm)
     core = llm._engine.client._core  # type: ignore[attr-defined]
     assert core.on_step is None
-    assert ops._ranges is None
+    assert dispatch._ranges is None
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,16 @@ def test_the_ceilings_of_a_cpu_are_measured(quantization: Quantization | None) -
     assert ("float32" if quantization is None else "INT8") in probe.note
     assert probe.bandwidth is not None and 1e8 < probe.bandwidth < 1e13
     assert probe.gemm_rate is not None and 1e8 < probe.gemm_rate < 1e15
+
+
+def test_layers_that_fp8_leaves_in_16_bits_count_with_16() -> None:
+    spec = SMALL_SPEC
+    plain, fp8 = (fake_settings(dtype="bfloat16", quantization=kind) for kind in (None, "fp8"))
+    saved = model_numbers(spec, plain)["weight_bytes"] - model_numbers(spec, fp8)["weight_bytes"]
+    down = spec.hidden_size * spec.intermediate_size
+    packed = {name: shape for name, shape in spec.tensor_shapes().items() if name.endswith("_proj.weight")}
+    scales = 4 * (sum(shape[0] for shape in packed.values()) - spec.hidden_size)
+    assert saved == spec.num_linear_params - down - scales  # the last layer's down projection stays as it is
 
 
 def test_options_and_answers_cross_the_wire() -> None:

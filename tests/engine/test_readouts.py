@@ -245,12 +245,12 @@ def test_cancelling_a_readout_frees_its_blocks(tiny_directory: Path) -> None:
         try:
             task = asyncio.ensure_future(engine.embed(some_tokens(random.Random(5), 300), pooling="mean"))
             while not engine.stats.scheduler.num_running:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             while engine.stats.scheduler.num_running:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             assert engine.stats.scheduler.num_blocks_held == 0
             assert engine.stats.scheduler.num_aborted == 1
         finally:

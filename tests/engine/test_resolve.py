@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.config import BLOCK_SIZES, EngineConfig
-from headrace.engine.resolve import GIB, GPU_RUNTIME_BYTES, resolve, resolve_here
+from headrace.engine.memory_budget import GIB, GPU_RUNTIME_BYTES
+from headrace.engine.resolve import resolve, resolve_here
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts

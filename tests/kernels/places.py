@@ -32,13 +32,21 @@ INTERPRETERS = [  # no bfloat16: the interpreter stores it as integers and multi
 ]
 
 
-def cases(names: str, *, gpu: list[tuple[Any, ...]], interpreted: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+def cases(
+    names: str,
+    *,
+    gpu: list[tuple[Any, ...]],
+    interpreted: list[tuple[Any, ...]],
+    quick: list[tuple[Any, ...]] | None = None,
+) -> pytest.MarkDecorator:
     """Parametrizes `place` and the named values: large cases on a GPU, small ones in each type of the slow
-    interpreter. float16 is left to the slow tests."""
+    interpreter. float16 is left to the slow tests, and float32 of what `quick` does not name."""
     params = [pytest.param(GPU, *values, marks=pytest.mark.gpu) for values in gpu]
     for place in INTERPRETERS:
-        marks = [pytest.mark.interpreted] + ([pytest.mark.slow] if place.dtype == torch.float16 else [])
-        params += [pytest.param(place, *values, marks=marks) for values in interpreted]
+        for values in interpreted:
+            is_slow = place.dtype == torch.float16 or (quick is not None and values not in quick)
+            marks = [pytest.mark.interpreted] + ([pytest.mark.slow] if is_slow else [])
+            params.append(pytest.param(place, *values, marks=marks))
     return pytest.mark.parametrize(
         ["place", *names.split()], params, ids=lambda value: value.name if isinstance(value, Place) else None
     )

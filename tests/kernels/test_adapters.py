@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import reference
+from headrace.kernels import cpu, reference
 from headrace.kernels.gpu import adapters
 from headrace.kernels.layout import AdapterRows, LowRankWeights
 from tests.kernels.places import Place, cases, relative_error
@@ -68,10 +68,16 @@ def test_the_kernels_add_the_product_of_each_rows_adapter(
     check(place, adapters.add_low_rank, num_rows, sizes, width, max_rank)
 
 
-@pytest.mark.parametrize("num_rows", [1, 37])
-def test_the_reference_adds_the_product_of_each_rows_adapter(num_rows: int) -> None:
+@pytest.mark.parametrize("add", [reference.add_low_rank, cpu.add_low_rank])
+@pytest.mark.parametrize(
+    ("num_rows", "sizes", "width", "max_rank"),
+    [(1, (48, 24, 24), 96, 5), (8, (300, 20), 200, 16), (20, (300, 20), 200, 16), (65, (40,), 33, 70)],
+)
+def test_the_cpu_adds_the_product_of_each_rows_adapter(
+    add: object, num_rows: int, sizes: tuple[int, ...], width: int, max_rank: int
+) -> None:
     place = Place("cpu", "cpu", torch.float32, error=1e-5, attention_error=1e-5)
-    check(place, reference.add_low_rank, num_rows, (48, 24, 24), 96, 5)
+    check(place, add, num_rows, sizes, width, max_rank)
 
 
 def test_rows_are_sorted_by_adapter_and_those_without_one_come_last() -> None:

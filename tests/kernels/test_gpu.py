@@ -136,6 +136,8 @@ def test_sampling_follows_the_probabilities(place: Place, vocab_size: int, num_r
     shares = torch.stack([(sampled == token).float().mean() for token in chosen])
     assert (shares - (logits[0, chosen].float() / 2.0).softmax(0)).abs().max() < tolerance
     assert not flags.any()
+    num_rows //= 5
+    logits, slots, sampled, flags = logits[:num_rows], slots[:num_rows], sampled[:num_rows], flags[:num_rows]
     sample(logits, slots, lens, torch.zeros_like(temperature), seed, sampled, flags)
     assert (sampled == vocab_size // 2).all()
     logits[5, 9] = float("nan")

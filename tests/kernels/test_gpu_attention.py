@@ -23,13 +23,26 @@ from tests.kernels.places import (
     relative_error,
 )
 
+FIVE_SPLITS = [Splits(), Splits(5), Splits(5, num_seqs=3)]
+SMALL_LENS = ([1, 1, 1, 1, 150, 2, 17], [1, 15, 16, 199, 170, 2, 150])  # of queries and contexts
+THREE_SPLITS = [Splits(), Splits(3), Splits(3, num_seqs=19)]
+SMALL_GROUPS = (4, [75] * 18 + [125, 5, 65] + [103] * 5)  # the size of a block, and contexts
+
 
 @cases(
-    "num_heads num_kv_heads head_dim query_lens context_lens",
-    gpu=[(*shape, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129]) for shape in SHAPES],
-    interpreted=[(*shape, [1, 1, 1, 1, 150, 2, 17], [1, 15, 16, 199, 170, 2, 150]) for shape in SMALL_SHAPES],
+    "num_heads num_kv_heads head_dim splits query_lens context_lens",
+    gpu=[
+        (*shape, splits, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129])
+        for shape in SHAPES
+        for splits in FIVE_SPLITS
+    ],
+    interpreted=[(*shape, splits, *SMALL_LENS) for shape in SMALL_SHAPES for splits in FIVE_SPLITS],
+    quick=[
+        (*SMALL_SHAPES[0], FIVE_SPLITS[0], *SMALL_LENS),
+        (*SMALL_SHAPES[1], FIVE_SPLITS[1], *SMALL_LENS),
+        (*SMALL_SHAPES[0], FIVE_SPLITS[2], *SMALL_LENS),
+    ],
 )
-@pytest.mark.parametrize("splits", [Splits(), Splits(5), Splits(5, num_seqs=3)], ids=str)
 @pytest.mark.parametrize(
     ("window", "slides", "softcap"), [(None, True, None), (50, True, None), (50, False, None), (None, True, 20.0)]
 )
@@ -38,9 +51,9 @@ def test_attention_matches_its_reference(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    splits: Splits,
     query_lens: list[int],
     context_lens: list[int],
-    splits: Splits,
     window: int | None,
     slides: bool,
     softcap: float | None,
@@ -230,19 +243,23 @@ def with_shared_prefixes(
 
 
 @cases(
-    "num_heads num_kv_heads head_dim block_size context_lens",
-    gpu=[(*shape, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES],
-    interpreted=[(*shape, 4, [75] * 18 + [125, 5, 65] + [103] * 5) for shape in [(3, 1, 24), (8, 1, 16)]],
+    "num_heads num_kv_heads head_dim splits block_size context_lens",
+    gpu=[(*shape, splits, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES for splits in THREE_SPLITS],
+    interpreted=[(*shape, splits, *SMALL_GROUPS) for shape in [(3, 1, 24), (8, 1, 16)] for splits in THREE_SPLITS],
+    quick=[
+        (3, 1, 24, THREE_SPLITS[0], *SMALL_GROUPS),
+        (8, 1, 16, THREE_SPLITS[1], *SMALL_GROUPS),
+        (3, 1, 24, THREE_SPLITS[2], *SMALL_GROUPS),
+    ],
 )
-@pytest.mark.parametrize("splits", [Splits(), Splits(3), Splits(3, num_seqs=19)], ids=str)
 def test_attention_over_shared_prefixes_matches_its_reference(
     place: Place,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    splits: Splits,
     block_size: int,
     context_lens: list[int],
-    splits: Splits,
 ) -> None:
     from headrace.kernels import gpu
 
@@ -319,7 +336,7 @@ def test_no_number_of_tiles_needs_a_kernel_of_its_own(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("num_programs", [1, 8, 40])
+@pytest.mark.parametrize("num_programs", [1, pytest.param(8, marks=pytest.mark.slow), 40])
 def test_any_number_of_programs_shares_the_work(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items of three and six steps on two kv heads: whole, and in two and three splits."""
     from headrace.kernels import gpu

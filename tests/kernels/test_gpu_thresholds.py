@@ -97,11 +97,22 @@ def assert_kept_alike(logits: Tensor, slots: Tensor, columns: dict[str, Tensor])
 
 
 shapes = cases("num_rows vocab_size", gpu=[(64, 128_256), (200, 5003)], interpreted=[(12, 700), (3, 9000)])
-few_rows = cases("num_rows vocab_size", gpu=[(64, 128_256), (200, 5003)], interpreted=[(4, 700), (1, 9000)])
+shapes_one_by_default = cases(
+    "num_rows vocab_size",
+    gpu=[(64, 128_256), (200, 5003)],
+    interpreted=[(12, 700), (3, 9000)],
+    quick=[(3, 9000)],
+)
+few_rows = cases(
+    "num_rows vocab_size",
+    gpu=[(64, 128_256), (200, 5003)],
+    interpreted=[(4, 700), (1, 9000)],
+    quick=[(4, 700)],
+)
 
 
 @shapes
-@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("spread", [0.01, pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 def test_the_same_tokens_are_kept_as_by_the_reference(
     place: Place, num_rows: int, vocab_size: int, spread: float
 ) -> None:
@@ -111,7 +122,7 @@ def test_the_same_tokens_are_kept_as_by_the_reference(
     assert_kept_alike(logits, slots, random_settings(place, num_rows, vocab_size))
 
 
-@cases("num_rows vocab_size", gpu=[(64, 128_256)], interpreted=[(8, 700), (2, 5000)])
+@cases("num_rows vocab_size", gpu=[(64, 128_256)], interpreted=[(8, 700), (2, 5000)], quick=[(8, 700)])
 def test_the_same_tokens_are_kept_where_too_few_can_be_gathered(
     monkeypatch: pytest.MonkeyPatch, place: Place, num_rows: int, vocab_size: int
 ) -> None:
@@ -156,14 +167,14 @@ def test_rows_that_are_not_flat_are_settled_without_a_search(
     assert num_searched(monkeypatch, logits, columns) <= num_rows // 500  # so many histograms may be unlucky
 
 
-@shapes
+@shapes_one_by_default
 def test_ties_are_kept_in_the_order_of_their_ids(place: Place, num_rows: int, vocab_size: int) -> None:
     torch.manual_seed(1)
     logits = torch.randint(-2, 2, (num_rows, vocab_size), device=place.device).to(place.dtype)
     assert_kept_alike(logits, torch.arange(num_rows, device=place.device), random_settings(place, num_rows, vocab_size))
 
 
-@shapes
+@shapes_one_by_default
 def test_what_is_minus_infinity_is_never_kept(place: Place, num_rows: int, vocab_size: int) -> None:
     torch.manual_seed(2)
     logits = place.randn(num_rows, vocab_size) * 3
@@ -232,7 +243,7 @@ def test_rows_without_filters_sample_the_same_beside_rows_that_have_some(
         assert sampled_from(logits[i : i + 1], slots[i : i + 1], columns) == together[i : i + 1]
 
 
-@cases("num_samples vocab_size", gpu=[(20_000, 9000)], interpreted=[(30, 500)])
+@cases("num_samples vocab_size", gpu=[(20_000, 9000)], interpreted=[(12, 500)])
 def test_what_is_left_is_sampled_by_its_probabilities(place: Place, num_samples: int, vocab_size: int) -> None:
     """Temperature 0.5 makes squares: 900, 625, 400, 225, 49, 9. min_p leaves four, top_k three, top_p two."""
     logits = torch.full((num_samples, vocab_size), -50.0, device=place.device, dtype=torch.float32)

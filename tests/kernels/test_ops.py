@@ -12,11 +12,12 @@ import torch
 
 from headrace.kernels import ops, reference
 from headrace.kernels.cpu import disk_cache, launch, norms
+from headrace.kernels.ops import dispatch
 
 
 @pytest.fixture
 def _no_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ops, "has_numba", lambda: False)
+    monkeypatch.setattr(dispatch, "has_numba", lambda: False)
     ops.kernels_for.cache_clear()
     yield
     ops.kernels_for.cache_clear()

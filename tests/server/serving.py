@@ -182,11 +182,11 @@ class Server:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TEST_TIMEOUT_S)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds, checked in every iteration of the event loop."""
+        """Wait until the condition holds, checked on the event loop."""
 
         async def watch() -> None:
             while not condition():
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
         asyncio.run_coroutine_threadsafe(asyncio.wait_for(watch(), TEST_TIMEOUT_S), self.loop).result(TEST_TIMEOUT_S)
 

@@ -19,6 +19,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.restart_policy import SUPERVISOR_RESTARTS
 from headrace.engine.start import start_engine_group
+from tests.engine.process.process_tools import wait_until
 from tests.server.batch.batch_server import create, line, results, serving_batches, wait_for
 from tests.server.live import TEST_TIMEOUT_S, until
 from tests.server.whole_server import Running, with_server
@@ -174,8 +175,7 @@ def test_a_batch_runs_on_both_engines_and_survives_the_death_of_one(tiny_directo
     try:
         with serving_batches(engine, config, tmp_path) as server, server.client() as client:
             batch = create(client, lines)
-            while not client.batches.retrieve(batch.id).request_counts.completed:  # type: ignore[union-attr]
-                pass
+            wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)  # type: ignore[union-attr]
             pid = engine.states[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from tests.server.serving import Server
 pytestmark = pytest.mark.properties
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 sampling = st.fixed_dictionaries(
     {"seed": st.integers(0, 9), "max_tokens": st.integers(1, 24)},
@@ -122,7 +122,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return path, {**good[path], **noise}
 
 
-@settings(QUICK, max_examples=120)
+@settings(QUICK, max_examples=80)
 @given(requests())
 @example((CHAT, {"messages": [{"role": "user", "content": "\x00"}], "max_tokens": 1}))
 @example((TEXT, {"prompt": "x", "logit_bias": {"²": 1}, "max_tokens": 1}))
@@ -137,17 +137,23 @@ def test_no_json_body_causes_an_internal_error(server: Server, request: tuple[st
         assert error["param"] is None or isinstance(error["param"], str)
 
 
-EXTREMES = [2**31, -(2**31) - 1, 2**63, 2**70, 10**4000]
-
-
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
-def test_no_large_number_in_any_field_causes_an_internal_error(server: Server, path: str) -> None:
+@pytest.mark.parametrize(
+    "extremes",
+    [
+        pytest.param((2**31, 2**63, 10**4000), id="positive"),
+        pytest.param((-(2**31) - 1, 2**70), id="others", marks=pytest.mark.slow),
+    ],
+)
+def test_no_large_number_in_any_field_causes_an_internal_error(
+    server: Server, path: str, extremes: tuple[int, ...]
+) -> None:
     """CVE-2026-21869: an unchecked integer was used as an index."""
     messages = [{"role": "user", "content": "hi"}]
     good = {CHAT: {"messages": messages, "max_tokens": 2}, TEXT: {"prompt": "hi", "max_tokens": 2}}
     body: dict[str, Any] = good.get(path, {"input": "hi", "max_output_tokens": 2})
     for name in names(path, only_fields=True):
-        for value in EXTREMES:
+        for value in extremes:
             for form in (value, [value], {f"{value}": 1}, {"1": value}):
                 answer = server.post(path, body | {name: form})
                 assert answer.status_code in (200, 400, 404), (name, answer.text)

@@ -203,17 +203,18 @@ def test_an_unreachable_collector_changes_no_answer(
     monkeypatch.setattr(tracing, "CLOSE_S", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "600")  # the SDK tries again for about a minute
     before = set(threading.enumerate())
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        url = f"http://127.0.0.1:{gone.getsockname()[1]}/v1/traces"
-    traces = RequestTraces(url, model_name="tiny", environ={})
 
     async def body(made: Running) -> None:
         made.server.services.traces = traces
         answers = await asyncio.gather(*(made.complete(SAMPLED) for _ in range(20)))
         assert {answer.status_code for answer in answers} == {200}
 
-    with_server(engine, body)
-    traces.close()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound, but does not listen
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
+        traces = RequestTraces(url, model_name="tiny", environ={})
+        with_server(engine, body)
+        traces.close()
     assert len([line for line in caplog.messages if line.startswith("traces: ")]) <= 1
     for thread in set(threading.enumerate()) - before:
         if "traces" in thread.name or "Span" in thread.name:

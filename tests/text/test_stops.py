@@ -29,7 +29,7 @@ def push_all(matcher: StopMatcher, pieces: list[str]) -> tuple[str, str | None]:
     return shown + matcher.flush(), None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),

@@ -130,7 +130,7 @@ PIECES = [
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(PIECES), max_size=12), st.booleans(), st.data())
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_split_gives_the_same(name: str, parts: list[str], whole_calls: bool, data: st.DataObject) -> None:
     text = "".join(parts)
     splits = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))

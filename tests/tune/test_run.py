@@ -35,13 +35,14 @@ def test_the_choice_is_near_the_best_on_nine_of_ten_searches(tmp_path: Path, see
     assert near / len(shares) >= MIN_SHARE, missed
 
 
-def test_no_gain_is_claimed_where_there_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_seeds", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_gain_is_claimed_where_there_is_none(num_seeds: int, tmp_path: Path) -> None:
     claims = 0
-    for seed in range(40):
+    for seed in range(num_seeds):
         result = searched(SimulatedEngine(flat, noise=0.03, seed=seed), tmp_path / str(seed))
         assert result.decision is not None
         claims += result.decision.is_shown
-    assert claims <= 2  # 5 % of 40
+    assert claims <= 0.05 * num_seeds
 
 
 def test_a_flat_surface_keeps_the_default_and_says_so(tmp_path: Path) -> None:

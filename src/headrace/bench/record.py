@@ -31,7 +31,7 @@ import msgspec
 from headrace.bench.engines.base import RunningEngine
 from headrace.bench.outcomes import Outcome
 from headrace.bench.workloads import Workload
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, reason_of
 from headrace.hardware.describe import current_commit, machine_facts, package_versions
 
 SCHEMA = "headrace.bench/1"
@@ -121,7 +121,7 @@ def _records_of(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+        raise RecordError(f"{path} cannot be read: {reason_of(error)}") from error
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     for number, line in enumerate(lines, 1):
         if not line.strip():

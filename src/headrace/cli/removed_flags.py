@@ -1,4 +1,4 @@
-"""Removes the flags of other engines from a command line, and explains each: `headrace/other_flags.py`."""
+"""Removes the flags of other engines from a command line, and explains each: `headrace/other_flags/`."""
 
 from __future__ import annotations
 

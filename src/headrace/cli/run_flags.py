@@ -35,9 +35,7 @@ def _add_files(parser: CommandParser) -> None:
 
 
 def _add_lines_to_compute(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--overwrite", action="store_true", help="start from the beginning and replace OUTPUT and its job"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="compute all lines again; replaces OUTPUT and its job")
     parser.add_argument("--keep-order", action="store_true", help="answers in the order of INPUT, not as they finished")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--retry-errors", action="store_true", help="compute the lines again that became error lines")

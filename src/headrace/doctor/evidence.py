@@ -147,7 +147,8 @@ class Evidence:
 
     @property
     def host_share(self) -> float | None:
-        if self.host_seconds is None or self.wait_seconds is None:
+        """Of the time of steps. An engine without steps has host time too: it starts a profile, loads an adapter."""
+        if self.host_seconds is None or self.wait_seconds is None or self.num_steps == 0:
             return None
         return _ratio(self.host_seconds, self.host_seconds + self.wait_seconds)
 

@@ -7,6 +7,7 @@
     front's thread       outputs ◀─ detokenizer, stop strings ◀─ answers ◀───────────────────────────┘
 
     llm.py, async_engine.py        the fronts `LLM` and `AsyncEngine`
+    llm_*.py, async_*.py           their embeddings and scores, adapters and beam search
     prompts.py, readouts.py        prompts to token ids; requests for embeddings and scores
     answers.py, answer_stream.py   events to outputs; several requests as one asyncio stream (event_queue.py)
     event_dispatch.py              events of all engines of a front to the readers on its event loop
@@ -16,7 +17,8 @@
     process/                       the same client for an engine in its own process, with restarts
     group.py, shares.py            the same client for several of these; what each gets of the machine
     joined_stats.py                the counters of several engines as those of one
-    start.py, resolve.py           loads an engine; decides each setting (settings.py) and gives the reason
+    start.py, resolve.py           loads an engine; decides each setting (settings.py) and gives the reason: resolve.py
+                                   has the map of the files for this
     settings_file.py               settings from a TOML file
     reconfigure.py                 other settings for a loaded model
     in_force.py                    every setting of a running engine, with its source, for records and /server_info

@@ -15,7 +15,10 @@ from headrace.arguments import checks_arguments
 from headrace.config import EngineOptions
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
-from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
+from headrace.engine.async_adapters import AsyncAdapters
+from headrace.engine.async_beam_search import search_beams
+from headrace.engine.async_pooling import AsyncPoolingCalls
+from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.event_dispatch import EventDispatch
@@ -33,7 +36,7 @@ from headrace.engine.prompts import (
     template_options,
 )
 from headrace.engine.readout_stream import ReadoutStream
-from headrace.engine.readouts import PendingEmbedding, PendingPooling, PendingReadout, pooling_request, score_request
+from headrace.engine.readouts import PendingReadout
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
 from headrace.engine.shared_client import SharedClient
@@ -41,21 +44,17 @@ from headrace.engine.start import Engine, start_engine, start_engine_group, star
 from headrace.engine.startup_display import log_stage, log_warnings
 from headrace.engine.submission import OnTiming
 from headrace.errors import ConfigError, FailedRequestError, RequestError
-from headrace.models.pooler import PoolerTask
 from headrace.models.spec import ModelSpec
 from headrace.startup import Report, StartupStage
 from headrace.text import Tokenizer
 from headrace.types import (
-    EmbeddingRequestOutput,
-    Pooling,
     Request,
     RequestOutput,
     SamplingParams,
-    ScoreRequestOutput,
 )
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncPoolingCalls):
     """An engine for asyncio programs. Create it inside the event loop: `engine = await AsyncEngine.start(...)`.
 
     >>> async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=8)):
@@ -125,7 +124,7 @@ class AsyncEngine:
         self.pooling_reader = PoolingReader(self._reader, self._engine.spec.pooler)
         self._ids = count()
         self._share_numbers = count()
-        self._adapters = dict(self._engine.adapters)
+        self._adapters = AsyncAdapters(self._engine.client, self._engine.adapters)
 
     @classmethod
     async def start(
@@ -231,7 +230,7 @@ class AsyncEngine:
     @property
     def adapters(self) -> Mapping[str, str]:
         """The loaded LoRA adapters: the path of each by name."""
-        return self._adapters
+        return self._adapters.paths
 
     @property
     def reader(self) -> PromptReader:
@@ -288,33 +287,6 @@ class AsyncEngine:
         """Combine prepared requests into one stream for one reader. Entering the stream submits them."""
         return AnswerStream(self, requests, on_timing=on_timing)
 
-    def prepare_pooling(
-        self,
-        prompt: TokenizedPrompt,
-        request_id: str | None = None,
-        *,
-        task: PoolerTask = "embed",
-        pooling: Pooling | None = None,
-        use_activation: bool | None = None,
-        dimensions: int | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> PendingPooling:
-        """Build a request for an embedding or a classification without submitting it."""
-        return pooling_request(
-            self._new_id(request_id),
-            prompt,
-            self._engine.spec,
-            task=task,
-            pooling=pooling,
-            use_activation=use_activation,
-            dimensions=dimensions,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
-        )
-
     def open_readouts(self, pending: Sequence[PendingReadout], *, on_timing: OnTiming | None = None) -> ReadoutStream:
         """The same as `open` for embeddings and scores."""
         return ReadoutStream(self, pending, on_timing=on_timing)
@@ -332,32 +304,16 @@ class AsyncEngine:
         """Return the best beams. Each search step is a new stream, which is passed to `opened`."""
         shares_blocks = not self.settings.enable_prefix_caching  # among the beams, under a salt of their own
         salt = f"beam-search-{next(self._ids)}" if shares_blocks else cache_salt
-        search = search_steps([tuple(prompt.token_ids.tolist())], params, self._engine.eos_token_ids)
-        beams, one_token = next(search)
-        while True:
-            requests = [
-                self.prepare(
-                    beam,
-                    one_token,
-                    priority=priority,
-                    cache_salt=salt,
-                    watched=False,
-                    shares_blocks=shares_blocks,
-                    adapter=adapter,
-                )
-                for beam in self._reader.read(beams)
-            ]
-            with self.open(requests) as stream:
-                if opened is not None:
-                    opened(stream)
-                found = [
-                    answer.logprobs[0] for out in await stream.outputs() for answer in out.outputs if answer.logprobs
-                ]
-            try:
-                beams, one_token = search.send(found)
-            except StopIteration as end:
-                output: BeamSearchOutput = end.value[0]
-                return output
+        prepare = partial(
+            self.prepare,
+            priority=priority,
+            cache_salt=salt,
+            watched=False,
+            shares_blocks=shares_blocks,
+            adapter=adapter,
+        )
+        ends = self._engine.eos_token_ids
+        return await search_beams(self, prompt, params, eos_token_ids=ends, prepare=prepare, opened=opened)
 
     @checks_arguments(RequestError)
     async def generate(
@@ -375,36 +331,18 @@ class AsyncEngine:
 
         Leaving the loop early, or cancelling the task, aborts the request.
         """
-        adapter = await self._adapter_of(lora_request)
+        adapter = await self._adapters.name_of(lora_request)
         (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [prompt])
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt, adapter):
             yield output
 
-    async def _adapter_of(self, request: LoRARequest | None) -> str | None:
-        if request is None:
-            return None
-        if not isinstance(request, LoRARequest):
-            raise RequestError(f"lora_request must be a LoRARequest, got {request!r}", param="lora_request")
-        path = str(request.lora_path)
-        if self._adapters.get(request.lora_name, path) != path:
-            raise RequestError(
-                f"the adapter {request.lora_name!r} is loaded from {self._adapters[request.lora_name]}, not from "
-                f"{path}; unload it, or give this one another name",
-                param="lora_request",
-            )
-        if request.lora_name not in self._adapters:
-            await self.load_adapter(request.lora_name, path)
-        return request.lora_name
-
     async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load a LoRA adapter from a directory, while requests run. `replaces`: one of the same name."""
-        await asyncio.wrap_future(self._engine.client.load_adapter(name, path, replaces=replaces))
-        self._adapters[name] = path
+        await self._adapters.load(name, path, replaces=replaces)
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Requests that run with it go on to their end."""
-        await asyncio.wrap_future(self._engine.client.unload_adapter(name))
-        self._adapters.pop(name, None)
+        await self._adapters.unload(name)
 
     @checks_arguments(RequestError)
     async def chat(
@@ -425,45 +363,9 @@ class AsyncEngine:
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         text = self._reader.render(messages, **options)
         (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [text], add_special_tokens=False)
-        adapter = await self._adapter_of(lora_request)
+        adapter = await self._adapters.name_of(lora_request)
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt, adapter):
             yield output
-
-    @checks_arguments(RequestError)
-    async def embed(
-        self,
-        prompt: Prompt,
-        request_id: str | None = None,
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> EmbeddingRequestOutput:
-        """Return the prompt's embedding; see `LLM.embed`."""
-        (tokenized,) = await asyncio.to_thread(self.pooling_reader.read, [prompt])
-        pending = self.prepare_pooling(
-            tokenized, request_id, pooling=pooling, use_activation=normalize, priority=priority, cache_salt=cache_salt
-        )
-        await self._read_out(pending)
-        assert isinstance(pending, PendingEmbedding)
-        return pending.output()
-
-    @checks_arguments(RequestError)
-    async def score(
-        self,
-        prompt: Prompt,
-        continuation: Prompt,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> ScoreRequestOutput:
-        """Return the log-probability of the continuation after the prompt."""
-        (pair,) = await asyncio.to_thread(self._reader.read_pairs, [prompt], [continuation])
-        pending = score_request(self._new_id(request_id), pair, priority=priority, cache_salt=cache_salt)
-        await self._read_out(pending)
-        return pending.output()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream closes with finish reason `abort`. Unknown ids are ignored."""
@@ -517,6 +419,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             max_sequences=max_sequences,
+            adapters=self._adapters,
             on_close=self._events.unshare,
         )
         self._events.share(client)
@@ -549,13 +452,6 @@ class AsyncEngine:
                     raise RequestError(str(error)) from None
                 if answers.can_be_shown:
                     yield answers.output()
-
-    async def _read_out(self, pending: PendingReadout) -> None:
-        with self.open_readouts([pending]) as stream:
-            try:
-                await stream.wait()
-            except FailedRequestError as error:
-                raise RequestError(str(error)) from None
 
     def _requests_at(self, engine: int) -> list[str]:
         return [] if self._group is None else self._group.requests_at(engine)

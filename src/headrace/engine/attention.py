@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.config import AttentionBackend
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts
+from headrace.hardware.facts import dotted
 from headrace.models.spec import ModelSpec
 
 HOPPER = (9, 0)
@@ -48,8 +49,10 @@ def choose_attention(given: AttentionBackend, spec: ModelSpec, dtype: str, gpu: 
 def why_not_flash(spec: ModelSpec, dtype: str, gpu: GpuFacts) -> str | None:
     """Why FlashAttention-3 would compute no prefill of this model on this GPU; None: it computes them."""
     if gpu.capability != HOPPER:
-        found = ".".join(map(str, gpu.capability))
-        return f"FlashAttention-3 is built for compute capability 9.0 (Hopper), and {gpu.name} has {found}"
+        return (
+            f"FlashAttention-3 is built for compute capability {dotted(HOPPER)} (Hopper), and {gpu.name} has "
+            f"{dotted(gpu.capability)}"
+        )
     if not gpu.has_flash_attention:
         return "the package fa3-fwd is not installed, or cannot be loaded (pip install 'headrace[gpu]')"
     if dtype != "bfloat16":

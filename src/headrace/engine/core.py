@@ -246,7 +246,7 @@ class EngineCore:
         self._wait_seconds += waited
         results = self._due_results(plan)
         if plan is None and not results:
-            self._scheduler.wait_for_fetch(FETCH_POLL_S)  # there is nothing to compute until then
+            self._scheduler.tables.wait_for_fetch(FETCH_POLL_S)  # there is nothing to compute until then
         if not results:
             if self.on_step is not None:
                 self._observe(plan, StepTimes(started, planned, planned, planned, waited))

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from headrace.engine.memory_budget import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 from headrace.engine.settings import SettingInForce, Settings, Source
 from headrace.models.spec import ModelSpec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from headrace.config import EngineConfig
+from headrace.engine.choices import Note
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.kv import Chain
@@ -27,8 +27,6 @@ GIB = 2**30
 DEFAULT_HOST_GIB = 4.0  # with a disk tier alone: its blocks pass through the host
 DEFAULT_DISK_GIB = 64.0
 MIN_HOST_BLOCKS = 8
-
-Note = Callable[[str, object, str], None]
 
 
 @dataclass(frozen=True, slots=True)

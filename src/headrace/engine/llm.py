@@ -43,7 +43,7 @@ from headrace.engine.startup_display import library_display, log_warnings
 from headrace.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
-from headrace.sched.scheduler import MODEL_GAVE_NAN
+from headrace.sched.events import MODEL_GAVE_NAN
 from headrace.text import Tokenizer
 from headrace.types import Request, RequestOutput, SamplingParams, SequenceEvent, TokenLogprobs
 

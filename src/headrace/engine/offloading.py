@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headrace.config import EngineConfig
+from headrace.engine.choices import Note
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.hardware.host_link import HostLink, pcie
@@ -15,8 +14,6 @@ from headrace.models.weight_sizes import WeightSizes, weight_sizes
 
 GIB = 2**30
 USUAL_LINK = pcie(4)  # of a GPU whose link is not known
-
-Note = Callable[[str, object, str], None]  # a setting, its value, and the reason
 
 
 def sizes_of(shards: Shards, *, element_bytes: int, kind: Kind | None) -> WeightSizes:

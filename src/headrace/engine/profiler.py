@@ -31,10 +31,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 import msgspec
 
 from headrace.arguments import refuses_unknown
+from headrace.dist.mesh import Mesh
 from headrace.engine.core import EngineCore, StepTimes
+from headrace.engine.offloading import sizes_of
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ProfilerError
-from headrace.models.quantized import BITS
+from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
 from headrace.steps import IntArray, StepPlan
 from headrace.version import __version__
@@ -333,7 +335,7 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
         "mlp_width": spec.mlp_width,
         "vocab_size": spec.vocab_size,
         "active_params": _active_params(spec),
-        "weight_bytes": int(spec.num_linear_params * (element if kind is None else BITS[kind] / 8)),
+        "weight_bytes": sum(sizes_of(Shards(spec, Mesh()), element_bytes=element, kind=kind).layers),
         "head_bytes": spec.hidden_size * spec.vocab_size * element,
         "kv_token_bytes": spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else element),
         "activation_bytes": element,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from headrace.config import EngineConfig
 from headrace.dist.mesh import Mesh
+from headrace.engine.choices import Note, Warn
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.models.shards import Shards, check_divisible, check_stages
@@ -20,9 +20,6 @@ CPU_BYTES_PER_S = 1e10
 CPU_ALL_REDUCE_S = 1e-4
 MAX_WAIT_SHARE = 0.2  # of a step, for sums over the ranks; above it, a warning
 SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo and without graphs; for tests
-
-Note = Callable[[str, object, str], None]  # a setting, its value, and the reason
-Warn = Callable[[str], None]
 
 
 def may_share_gpus() -> bool:

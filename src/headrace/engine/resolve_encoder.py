@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.engine.rank_layout import RankLayout
-from headrace.engine.resolve import GIB, GPU_MAX_SEQS, Resolver
+from headrace.engine.memory_budget import GIB, MemoryBudget
+from headrace.engine.resolver import GPU_MAX_SEQS, Resolver
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
+from headrace.models.adapter_spec import why_not_adapted
 
 CPU_MAX_TEXTS = 128
 CPU_BATCHED_TEXT_TOKENS = 2048
@@ -18,25 +19,26 @@ _NOT_FOR_ENCODERS = (
 
 
 class EncoderResolver(Resolver):
-    def settings(self) -> Settings:
+    def settings(self, *, here: bool) -> Settings:
         config = self._config
-        device = self._device()
-        self._ranks = RankLayout(config, self._spec, self._facts, on_gpu=self._on_gpu)
         self._refuse_unused()
-        dtype = self._dtype()
-        threads = self._threads(dtype)
-        self._check_memory(dtype)
+        dtype = self._precision.choose_dtype()
+        budget = self._budget(dtype=dtype, kv_dtype=dtype)
+        threads = self._choose_threads(budget)
+        self._check_memory(budget)
         max_model_len = self._context()
         max_num_seqs = self._max_texts()
         # The scheduler counts blocks; no memory is behind them, so there are as many as could ever be asked for.
         num_blocks = max_num_seqs * -(-max_model_len // config.block_size)
-        self._note("enable_chunked_prefill", "off", "an encoder computes a prompt whole: every token sees all others")
-        self._note("enable_prefix_caching", "off", "an encoder keeps no KV cache")
+        self._choices.note(
+            "enable_chunked_prefill", "off", "an encoder computes a prompt whole: every token sees all others"
+        )
+        self._choices.note("enable_prefix_caching", "off", "an encoder keeps no KV cache")
         return Settings(
-            device=device,
+            device=self._device,
             dtype=dtype,
             kv_dtype=dtype,
-            attention_backend=self._attention_backend(dtype),
+            attention_backend=self._choose_attention(dtype),
             load_format=config.load_format,
             num_threads=threads.num_threads,
             cpu_affinity=threads.cpu_affinity,
@@ -50,12 +52,9 @@ class EncoderResolver(Resolver):
             queue_policy=config.scheduling_policy,
             capacity_policy=config.capacity_policy,
             seed=config.seed,
-            choices=tuple(self._choices),
-            warnings=tuple(self._warnings),
+            choices=tuple(self._choices.noted),
+            warnings=tuple(self._choices.warnings),
         )
-
-    def refuse_more_than_memory(self, settings: Settings) -> None:
-        """There is no KV cache; the weights were checked."""
 
     def _refuse_unused(self) -> None:
         config = self._config
@@ -72,16 +71,18 @@ class EncoderResolver(Resolver):
                 f"cpu_offload_gb={config.cpu_offload_gb:g} is not supported for an encoder, whose weights are small; "
                 "leave it out"
             )
+        if config.uses_adapters:
+            raise ConfigError(f"enable_lora: {why_not_adapted(self._spec)}; leave it out")
         if config.kv_cache_dtype != "auto":
             raise ConfigError(f"kv_cache_dtype={config.kv_cache_dtype!r}: an encoder has no KV cache; leave it out")
 
-    def _check_memory(self, dtype: str) -> None:
-        weights, memory = self._weight_bytes(dtype), self._memory(GPU_MAX_SEQS)
-        if weights + memory.for_steps > memory.allowed:
+    def _check_memory(self, budget: MemoryBudget) -> None:
+        weights, memory = budget.weight_bytes, budget.allowed(GPU_MAX_SEQS)
+        if weights + memory.for_steps > memory.num_bytes:
             raise ConfigError(
-                f"weights of {weights / GIB:.2f} GiB as {dtype} and steps of {memory.for_steps / GIB:.2f} GiB do not "
-                f"fit into {memory.allowed / GIB:.2f} GiB ({memory.source}); raise gpu_memory_utilization, free "
-                "memory, or lower max_num_batched_tokens"
+                f"weights of {weights / GIB:.2f} GiB as {budget.dtype} and steps of {memory.for_steps / GIB:.2f} GiB "
+                f"do not fit into {memory.num_bytes / GIB:.2f} GiB ({memory.source}); raise gpu_memory_utilization, "
+                "free memory, or lower max_num_batched_tokens"
             )
 
     def _context(self) -> int:
@@ -91,16 +92,16 @@ class EncoderResolver(Resolver):
                 f"max_model_len={given:,} is more than the model's own context of {own:,} tokens; "
                 "lower it, or leave it out"
             )
-        self._note("max_model_len", given or own, "as set" if given else "the model's own longest input")
+        self._choices.note("max_model_len", given or own, "as set" if given else "the model's own longest input")
         return given or own
 
     def _max_texts(self) -> int:
         given, most = self._config.max_num_seqs, self._max_seqs_of_device
         if given is not None:
-            self._note("max_num_seqs", given, "as set")
+            self._choices.note("max_num_seqs", given, "as set")
             return given
         value = min(most, self._config.max_num_batched_tokens or most)
-        self._note("max_num_seqs", value, "more texts would rarely fit into max_num_batched_tokens")
+        self._choices.note("max_num_seqs", value, "more texts would rarely fit into max_num_batched_tokens")
         return value
 
     @property
@@ -115,9 +116,9 @@ class EncoderResolver(Resolver):
                     f"max_num_batched_tokens={given} must be at least max_num_seqs={max_num_seqs} and "
                     f"max_model_len={max_model_len}: an encoder computes a prompt in one step"
                 )
-            self._note("max_num_batched_tokens", given, "as set")
+            self._choices.note("max_num_batched_tokens", given, "as set")
             return given
         usual = GPU_BATCHED_TEXT_TOKENS if self._on_gpu else CPU_BATCHED_TEXT_TOKENS
         value = max(usual, minimum)
-        self._note("max_num_batched_tokens", value, "full rate for texts, and at least the longest one")
+        self._choices.note("max_num_batched_tokens", value, "full rate for texts, and at least the longest one")
         return value

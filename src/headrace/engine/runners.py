@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.dist.mesh import Mesh
+from headrace.engine.memory_budget import GIB
 from headrace.engine.offloading import sizes_of, streamed_layers
-from headrace.engine.resolve import BYTES_OF, GIB
+from headrace.engine.precision import BYTES_OF
 from headrace.engine.settings import Settings
 from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError

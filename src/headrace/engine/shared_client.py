@@ -7,7 +7,7 @@ job ─▶ SharedClient ───┘
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 from headrace.engine.client import Client, Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.profiler import ProfileOptions
-from headrace.errors import AdapterError, EngineDeadError, ProfilerError
+from headrace.errors import AdapterError, EngineDeadError, ProfilerError, RequestError
 from headrace.types import Request, SequenceEvent
 
 SHARED = "shared:"  # the start of the ids of all shared clients' requests; ids of HTTP requests start otherwise
@@ -36,9 +36,11 @@ class SharedClient:
         priority: int,
         cache_salt: str | None,
         max_sequences: int,
+        adapters: Collection[str] = (),
         on_close: Callable[[SharedClient], None],
     ) -> None:
-        """`cache_salt` is put before that of each request. `max_sequences` may be in flight at once."""
+        """`cache_salt` is put before that of each request. `max_sequences` may be in flight at once. `adapters` are the
+        loaded ones; the owner changes them."""
         self.prefix = f"{SHARED}{number}/"
         self.max_sequences = max_sequences
         self.engine = engine  # its number, where the owner has several
@@ -46,6 +48,7 @@ class SharedClient:
         self._deliver = deliver
         self._priority = priority
         self._cache_salt = cache_salt
+        self._adapters = adapters
         self._on_close = on_close
         self._failure: BaseException | None = None
 
@@ -61,6 +64,9 @@ class SharedClient:
     def submit(self, request: Request) -> None:
         if self._failure is not None:
             raise EngineDeadError(f"the engine has stopped: {self._failure}")
+        if request.adapter is not None and request.adapter not in self._adapters:
+            message = f"the adapter {request.adapter!r} was unloaded before the request started"
+            raise RequestError(message, param="model", code="model_not_found")
         self._client.submit(
             msgspec.structs.replace(
                 request,

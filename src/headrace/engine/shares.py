@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from headrace.engine.memory_budget import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 from headrace.engine.settings import Choice, Settings
 from headrace.errors import ConfigError
 from headrace.hardware import CpuTopology, read_facts, visible_gpus

@@ -41,6 +41,10 @@ class MachineFacts:
     multiplies_int8: bool = True  # whether the CPU has the instructions of INT8 GEMMs
 
 
+def dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
 def num_gpus() -> int:
     """The number of GPUs that torch sees."""
     import torch

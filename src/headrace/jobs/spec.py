@@ -46,6 +46,7 @@ class JobSpec:
     workers: int | None = None  # engines side by side on this machine; None: one for each visible GPU, or one
     ray: str | None = None  # run the workers on the Ray cluster at this address, or 'auto'; None: on this machine
     parser_names: ParserNames = AUTOMATIC  # of tool calls and reasoning in answers to OpenAI's chat lines
+    model_names: tuple[str, ...] = ()  # of the model itself, beside `config.model`: only adapters need them told apart
     grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:

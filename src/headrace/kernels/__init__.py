@@ -1,8 +1,8 @@
 """The operations that models are made of, with one implementation per kind of device.
 
-    ops.py         what models call; picks the implementation by the device and type of the tensors
+    ops/           what models call; picks the implementation by the device and type of the tensors
     layout.py      the data types that cross this border: StepLayout, LayerCache, Routes, Fp8Rows
-    reference.py   each operation in plain PyTorch: its specification, its test, and the fallback
+    reference/     each operation in plain PyTorch: its specification, its test, and the fallback
     cpu/           numba kernels and packed GEMMs for float32 on a CPU
     gpu/           Triton kernels for NVIDIA GPUs
 

@@ -126,11 +126,12 @@ def _has_same_groups(one: Int4Weight, other: Int4Weight) -> bool:
     return one.order is None or (other.order is not None and torch.equal(one.order, other.order))
 
 
-def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight | None:  # [N] int64
+def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight | None:  # [N] int64, on the host
     """Returns the rows in another order; None: rows of different blocks would be mixed."""
+    if isinstance(weight, Fp8Weight) and weight.has_blocks and not _stay_in_blocks(rows):
+        return None
+    rows = rows.to(weight.values.device)
     if isinstance(weight, Fp8Weight):
-        if weight.has_blocks and not _stay_in_blocks(rows):
-            return None
         scales = weight.scales if weight.has_blocks else weight.scales[rows]
         return Fp8Weight(weight.values.view(torch.uint8)[rows].view(FP8), scales)
     if isinstance(weight, Int8Weight):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from headrace.kv.blocks import BlockPool
 from headrace.kv.prefixes import Parent, PrefixHit, PrefixIndex, Salt
 from headrace.kv.tiers import Fetch, Tiers
+from headrace.steps import BlockTransfers
 from headrace.types import TokenIds
 
 
@@ -62,6 +63,26 @@ class BlockTables:
         """Start reading the blocks of a prompt that only the disk has."""
         assert self.tiers is not None
         return self.tiers.fetch(self._digests_after(hit, token_ids), deadline=deadline)
+
+    def take_transfers(self, step: int) -> BlockTransfers | None:
+        """The copies between the pool and the host tier that belong to this step."""
+        if self.tiers is None:
+            return None
+        self.pool.clean()
+        return self.tiers.take_transfers(step)
+
+    def take_saving_transfers(self, step: int) -> BlockTransfers | None:
+        """Copies of idle blocks to the host tier, from where they go to the disk; None if there are none left."""
+        if self.tiers is None:
+            return None
+        self.tiers.poll()
+        self.pool.save(self.tiers.num_to_save)
+        return self.tiers.take_transfers(step)
+
+    def wait_for_fetch(self, seconds: float) -> None:
+        """If prompts wait for blocks from the disk, wait until some have been read."""
+        if self.tiers is not None and self.tiers.is_fetching:
+            self.tiers.wait(seconds)
 
     def _digests_after(self, hit: PrefixHit, token_ids: TokenIds) -> Iterator[bytes]:
         assert self.tiers is not None and isinstance(hit.last_entry, bytes)

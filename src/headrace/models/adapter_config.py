@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.errors import AdapterError
 
@@ -16,6 +16,7 @@ Number = TypeVar("Number", int, float)
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+_PICKLE = "adapter_model.bin"
 
 _REFUSED = {  # keys that must be empty or false, and what they ask for
     "use_dora": "weights are decomposed into length and direction (DoRA)",
@@ -49,11 +50,29 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
-def read_adapter_config(directory: Path, *, max_rank: int) -> AdapterConfig:
-    path = directory / CONFIG
-    if not path.is_file():
+class AdapterFiles(NamedTuple):
+    config: Path
+    weights: Path
+
+
+def adapter_files(directory: Path) -> AdapterFiles:
+    """The files of an adapter. A directory that cannot be one is refused."""
+    files = AdapterFiles(directory / CONFIG, directory / WEIGHTS)
+    if not files.config.is_file():
         what = "no directory" if not directory.is_dir() else f"no {CONFIG}: it is not the directory of a LoRA adapter"
         raise AdapterError(f"{directory}: there is {what}")
+    if files.weights.is_file():
+        return files
+    if (directory / _PICKLE).is_file():
+        raise AdapterError(
+            f"{directory} has its weights in {_PICKLE}, a pickle, which is not read: loading one can run any code; "
+            "save the adapter again as safetensors"
+        )
+    raise AdapterError(f"{directory}: there is no {WEIGHTS}")
+
+
+def read_adapter_config(directory: Path, *, max_rank: int) -> AdapterConfig:
+    path = adapter_files(directory).config
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

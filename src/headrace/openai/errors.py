@@ -14,6 +14,7 @@ INVALID_TYPE = "invalid_type"
 MISSING = "missing_parameter"
 UNKNOWN = "unknown_parameter"
 UNSUPPORTED = "unsupported_parameter"
+MODEL_NOT_FOUND = "model_not_found"
 ENGINE_ERROR = "engine_error"  # the engine gave the request up; not the request's fault
 
 

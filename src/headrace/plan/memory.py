@@ -6,14 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from headrace.dist.mesh import Mesh
-from headrace.engine.resolve import (
-    CPU_FULL_RATE_SEQS,
-    GPU_BATCHED_TOKENS,
-    GPU_MAX_SEQS,
-    GPU_RUNTIME_BYTES,
-    STATE_SHARE,
-    STATE_SHARE_ALONE,
-)
+from headrace.engine.memory_budget import GPU_BATCHED_TOKENS, GPU_RUNTIME_BYTES, STATE_SHARE, STATE_SHARE_ALONE
+from headrace.engine.resolve_decoder import CPU_FULL_RATE_SEQS
+from headrace.engine.resolver import GPU_MAX_SEQS
 from headrace.engine.settings import Settings
 from headrace.models.shards import Shards
 from headrace.models.streamed_layers import NONE_STREAMED, StreamedLayers, choose_streamed

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from headrace.adapters import DEFAULT_MAX_RANK, MAX_LORAS, MAX_RANK, AdapterLimits
 from headrace.config import MAX_OFFLOAD_GB, EngineConfig
-from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE, resolve
+from headrace.engine.memory_budget import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts

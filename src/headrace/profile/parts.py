@@ -43,7 +43,7 @@ BUSY_PARTS: tuple[Part, ...] = tuple(TITLES)[: tuple(TITLES).index("unattributed
 GAPS: tuple[Part, ...] = ("launch_gaps", "host_gaps", "waiting")
 
 RANGE = "headrace."  # our ranges in a trace
-OPERATION = RANGE + "op."  # those around an operation of `kernels/ops.py`
+OPERATION = RANGE + "op."  # those around an operation of `kernels/ops/`
 EXECUTE = RANGE + "execute"  # one step on the CPU's device thread
 
 # The Triton kernels of `kernels/gpu`, by the name of their function. tests/profile checks that none is missing.
@@ -125,7 +125,7 @@ _KERNELS: tuple[tuple[str, Part], ...] = (
     (r"rms_?norm|layer_?norm|rsqrt|silu|gelu|swiglu|act_and_mul|rotary|rope|quant|moe_align|routing", "elementwise"),
 )
 
-# Operations of `kernels/ops.py` on a CPU, where kernels are no events of their own.
+# Operations of `kernels/ops/` on a CPU, where kernels are no events of their own.
 _OPERATIONS: dict[str, Part] = {
     "linear": "gemm",
     "paged_attention.decode": "decode_attention",

@@ -211,7 +211,7 @@ def report_of(
     return Report(
         rows=tuple(rows),
         kernels=tuple(kernels),
-        num_steps=count,
+        num_steps=count if record is None else len(computed),
         seconds=seconds,
         busy_share=timeline.busy_us / timeline.span_us if timeline.span_us else 0.0,
         host_ms_per_step=_per_step(computed, "host_s", 1e3),
@@ -242,7 +242,7 @@ def _row(part: Part, seconds: float, count: int, span: float, ceiling: PartCeili
 def _notes(record: ProfileRecord | None, trace: Trace, timeline: Timeline, num_steps: int | None) -> tuple[str, ...]:
     notes = []
     if not timeline.pieces:
-        notes.append("the trace has no step: the engine had no work in the window")
+        notes.append("the trace has no step: the engine had no work in the window; send requests while it records")
     if record is None:
         notes.append("a trace without the record of an engine: no ceilings, and all long gaps count as host gaps")
         if num_steps is None:

@@ -77,7 +77,7 @@ class ModelNumbers(msgspec.Struct, frozen=True):
     mlp_width: int
     vocab_size: int
     active_params: int  # of the layers' matrices, for one token
-    weight_bytes: int  # of all the layers' matrices
+    weight_bytes: int  # of all layers, as they are in memory
     head_bytes: int
     kv_token_bytes: int  # keys and values of a token, all layers
     activation_bytes: int  # of one element

@@ -55,7 +55,7 @@ class CpuRunner:
         on_stage: OnStage = ignore_stage,
         proposer: Proposer | None = None,
     ) -> None:
-        """`proposer`: drafts tokens; None: the host does, or nobody."""
+        """`proposer`: drafts tokens; None: the host drafts, if anything does."""
         device, dtype = decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device

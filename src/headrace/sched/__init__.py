@@ -6,6 +6,9 @@ statistics and for the limit on background work.
          └───────preempt─────────┘        the youngest sequence, with all its tokens; its full blocks stay cached
 
     scheduler    plan() and apply(): the only entry points besides add() and abort()
+    waiting      sequences that wait to start: forks of a computed prompt, then the queue
+    urgency      who is more urgent than whom under the priority policy
+    intake       sampled tokens of a step into the slots: what `apply` does for all sequences at once
     placement    blocks for a sequence that starts: prefix hit, fork of the parent, room now and later
     capacity     the capacity policies: what fits now, what is reserved to the end
     forecast     expected peak of the KV cache, from finished answers
@@ -13,7 +16,7 @@ statistics and for the limit on background work.
     fetching     blocks of waiting prompts that come from the disk
     drafting     which sequences get drafted tokens, how many, and which (`ngrams`); growth: blocks for more tokens
     slots        state of the running sequences, in columns indexed by slot
-    queue, sequence, limits, plan_builder, readout_chunks, events, stats, token_gaps
+    queue, sequence, limits, plan_builder, readout_chunks, events, counters, stats, token_gaps
 
 Invariants:
 - The token budget `max_num_batched_tokens` holds for every step: decode first, then prefill chunks, then new sequences.

@@ -14,6 +14,15 @@ from headrace.types import ALL_LOGPROBS, FinishReason, SamplingParams, SequenceE
 
 Values = npt.NDArray[np.float64]
 
+MODEL_GAVE_NAN = (
+    "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
+    "larger range"
+)
+_NO_VALID_TOKEN = (
+    "no token could be sampled: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
+    "min_tokens and structured_outputs together forbid every token"
+)
+
 
 class EventWriter:
     """Reads the slots, and keeps in each sequence how much of it was delivered."""
@@ -91,6 +100,11 @@ class EventWriter:
         if sequence.state is State.RUNNING:
             return self._slots.known_tokens(sequence.slot)[sequence.prompt_len :]
         return sequence.token_ids[sequence.prompt_len :]
+
+
+def why_broken(sequence: Sequence) -> str:
+    """The error of a sequence for which no token could be sampled."""
+    return _NO_VALID_TOKEN if sequence.request.params.forbids_tokens else MODEL_GAVE_NAN
 
 
 def _tokens_by_slot(result: StepResult, is_own: BoolArray) -> dict[int, Iterator[int]]:

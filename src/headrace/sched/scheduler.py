@@ -7,58 +7,46 @@ a preemption), then starts waiting ones, within one token budget.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.errors import RequestError
-from headrace.histogram import Histogram
-from headrace.kv import BlockStore, BlockTables, Chain, Tiers, TierStats
-from headrace.sched.background import NO_LIMIT, BackgroundLimit, BackgroundPace
+from headrace.kv import BlockStore, BlockTables, Chain, Tiers
+from headrace.sched.background import BackgroundLimit, BackgroundPace
+from headrace.sched.counters import Counters
 from headrace.sched.drafting import Drafting
-from headrace.sched.events import EventWriter
+from headrace.sched.events import EventWriter, why_broken
 from headrace.sched.fetching import LOOK_AHEAD, Fetching
 from headrace.sched.growth import Growth
+from headrace.sched.intake import Intake
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.microbatches import Microbatches
 from headrace.sched.placement import Placed, Placement
 from headrace.sched.plan_builder import PlanBuilder
-from headrace.sched.queue import WaitingQueue
 from headrace.sched.readout_chunks import readout_chunk
 from headrace.sched.sequence import Sequence, State, sequences_of
 from headrace.sched.slots import SlotTable
-from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
+from headrace.sched.stats import SchedulerStats
 from headrace.sched.token_gaps import TokenGaps
+from headrace.sched.urgency import Urgency, is_paused
+from headrace.sched.waiting import Waiting
 from headrace.steps import (
     BROKEN,
     FULL,
     STOPPED,
-    UNFINISHED,
-    BlockTransfers,
-    BoolArray,
     Drafts,
     IntArray,
     LoadedAdapter,
     ReadoutResult,
-    SlotEntry,
     StepPlan,
     StepResult,
 )
-from headrace.types import BACKGROUND_PRIORITY, FinishReason, Request, SequenceEvent
+from headrace.types import FinishReason, Request, SequenceEvent
 
 MAX_CLEAN_SHARE = 0.25  # of the blocks: those that are kept free, or copied to the host tier before they are evicted
-MODEL_GAVE_NAN = (
-    "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
-    "larger range"
-)
-_NO_VALID_TOKEN = (
-    "no token could be sampled: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
-    "min_tokens and structured_outputs together forbid every token"
-)
 
 
 class Scheduler:
@@ -86,30 +74,23 @@ class Scheduler:
         self._placement = Placement(limits, self.tables, self.slots)
         self._growth = Growth(self.tables, self.slots, self._placement.capacity)
         self._microbatches = Microbatches(limits.num_stages, self.slots)
-        self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
+        self._waiting = Waiting(by_priority=limits.queue_policy == "priority")
+        self._queue = self._waiting.queue
         self._fetching = None if store is None else Fetching(self.tables, self._placement, clock)
-        self._forks: deque[Sequence] = deque()  # their parent has computed the prompt; they start before the queue
-        self._next_forks: list[Sequence] = []  # those whose prompt is computed in the last planned step
         self._prefilling: list[Sequence] = []  # running, but not decoding yet
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
-        self._events = EventWriter(self.slots)
-        self._stats = SchedulerStats(
-            num_blocks=limits.num_blocks,
-            num_host_blocks=limits.num_host_blocks,
-            host_block_bytes=limits.host_block_bytes,
-            block_size=limits.block_size,
-        )
-        self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
-        self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
         self._pace = BackgroundPace(limits.max_num_batched_tokens)
+        self._urgency = Urgency(self._queue, self.slots, self._pace, clock)
         self.drafting = (
             None if limits.speculation is None else Drafting(limits.speculation, self.slots, limits.max_num_seqs)
         )
+        self._counters = Counters(limits, self.tables, self.slots)
+        self._stats = self._counters.stats
+        self._events = EventWriter(self.slots)
+        self._intake = Intake(self.slots, self._events, self.drafting, self._stats)
         self._clock = clock
         self._num_arrived = 0
-        self._num_waiting = 0
-        self.waiting_adapters: Counter[int] = Counter()  # waiting sequences of each adapter, by index
         self._next_step = 0
         self._last_plan: StepPlan | None = None
 
@@ -124,20 +105,12 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        pool, tiers = self.tables.pool, self.tables.tiers
-        return replace(
-            self._stats,
-            num_running=self.slots.num_running,
-            num_waiting=self._num_waiting,
-            num_blocks_held=pool.num_held,
-            num_blocks_idle=pool.num_idle,
-            batch_tokens=self._batch_tokens.snapshot(),
-            iteration_tokens=self._iteration_tokens.snapshot(),
-            token_gaps=self._token_gaps.histogram.snapshot(),
-            num_evicted_tokens=pool.num_evicted * self.limits.block_size,
-            tiers=TierStats() if tiers is None else tiers.stats,
-            num_host_blocks_used=0 if tiers is None else tiers.num_places_used,
-        )
+        return self._counters.snapshot(self._token_gaps, num_waiting=self._waiting.num_sequences)
+
+    @property
+    def waiting_adapters(self) -> Counter[int]:
+        """Waiting sequences of each adapter, by index."""
+        return self._waiting.adapters
 
     def add(
         self,
@@ -160,12 +133,9 @@ class Scheduler:
             adapter=adapter,
         )
         self._num_arrived += len(sequences)
-        parent = sequences[0]
         self._requests[request.request_id] = list(sequences)
         self._pace.added(len(sequences), prompt_len=len(request.prompt_token_ids), is_background=request.is_background)
-        for sequence in sequences:
-            self._count_waiting(sequence, 1)
-        self._queue.push(parent)
+        self._waiting.add(sequences)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         """End a request, or one of its sequences, at once. Unknown and finished ones are ignored."""
@@ -186,11 +156,10 @@ class Scheduler:
         builder = PlanBuilder(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
         if self._fetching is not None:
             self._fetching.look_ahead(self._queue.near_head(LOOK_AHEAD))
-        self._forks.extend(self._next_forks)
-        self._next_forks.clear()
+        self._waiting.begin_step()
         is_urgent = self._make_room_for_urgent()
-        priority = self._priority_of_prompts(is_urgent=is_urgent)
-        background = self._limit_background(priority)
+        priority = self._urgency.priority_of_prompts(self._prefilling, is_urgent=is_urgent)
+        background = self._urgency.limit_background(priority)
         if background.must_wait:
             return None
         if self.limits.enable_chunked_prefill:
@@ -210,38 +179,19 @@ class Scheduler:
                 self._compute_decoding(builder, background)
         if builder.is_empty:
             return None
-        plan = builder.finish(self._last_plan, self._transfers())
+        plan = builder.finish(self._last_plan, self.tables.take_transfers(self._next_step))
         self._last_plan = plan
         self._next_step += 1
         self._microbatches.num_in_flight += 1
-        self._count(plan, builder.num_prompts_completed)
+        self._counters.planned(plan, builder.num_prompts_completed)
         if self._queue.by_priority:
             self._pace.planned(plan, self._clock(), background, num_background=builder.num_background)
         return plan
 
-    def _transfers(self) -> BlockTransfers | None:
-        """The copies between the pool and the host tier that belong to the planned step."""
-        tiers = self.tables.tiers
-        if tiers is None:
-            return None
-        self.tables.pool.clean()
-        return tiers.take_transfers(self._next_step)
-
-    def wait_for_fetch(self, seconds: float) -> None:
-        """If prompts wait for blocks from the disk, wait until some have been read."""
-        tiers = self.tables.tiers
-        if tiers is not None and tiers.is_fetching:
-            tiers.wait(seconds)
-
     def plan_saving(self) -> StepPlan | None:
         """A step that computes nothing and copies idle blocks to the host tier, from where they go to the disk; None if
         there are none left. For the end: called until then, with nothing in flight."""
-        tiers = self.tables.tiers
-        if tiers is None:
-            return None
-        tiers.poll()
-        self.tables.pool.save(tiers.num_to_save)
-        transfers = tiers.take_transfers(self._next_step)
+        transfers = self.tables.take_saving_transfers(self._next_step)
         if transfers is None:
             return None
         builder = PlanBuilder(self._next_step, 0)
@@ -261,22 +211,6 @@ class Scheduler:
         if self.drafting is None or self._prefilling or self._num_next():
             return False
         return self.drafting.is_due(self.slots.decoding())
-
-    def _limit_background(self, priority: int | None) -> BackgroundLimit:
-        """`priority` is that of the most urgent prompt of the step."""
-        if not self._queue.by_priority or not self._pace.is_limiting(self._clock()):
-            return NO_LIMIT
-        is_paused = priority is not None and priority < BACKGROUND_PRIORITY
-        return self._pace.limit(has_interactive=self.slots.has_interactive_decoding(), is_paused=is_paused)
-
-    def _priority_of_prompts(self, *, is_urgent: bool) -> int | None:
-        """The smallest priority of a prompt that this step may compute, under the priority policy. Less urgent
-        sequences do not decode meanwhile: they would make the step longer."""
-        if not self._queue.by_priority:
-            return None
-        prompts = [sequence.request.priority for sequence in self._prefilling]
-        head = self._queue.head() if is_urgent else None
-        return min(prompts if head is None else [*prompts, head.request.priority], default=None)
 
     def _compute_decoding(
         self, builder: PlanBuilder, background: BackgroundLimit, *, priority: int | None = None
@@ -308,7 +242,7 @@ class Scheduler:
         """The decoding slots, each with a block for its next token. Preempts the youngest sequences if none is left."""
         slots, growing = self._decoding_and_growing(builder, priority, max_background)
         while len(growing) > self.tables.pool.num_available:
-            self._preempt(max(self.slots.running(), key=self._queue.order))
+            self._preempt(self._urgency.least_urgent())
             builder.has_preempted = True
             slots, growing = self._decoding_and_growing(builder, priority, max_background)
         if len(growing):
@@ -327,7 +261,7 @@ class Scheduler:
         is computed."""
         if not self._prefilling:
             return []
-        later = [s for s in self._prefilling if self._is_less_urgent_than_queue(s) or _is_paused(s, priority)]
+        later = [s for s in self._prefilling if self._gives_way(s) or is_paused(s, priority)]
         now = [s for s in self._prefilling if s not in later] if later else self._prefilling
         self._prefilling = [*later, *(s for s in now if not self._compute_chunk(s, builder))]
         return later
@@ -361,7 +295,7 @@ class Scheduler:
         if self.limits.shares_prefix(sequence.request):
             self.tables.publish(sequence.table, sequence.token_ids, int(slots.computed[slot]))
         if is_complete and sequence.siblings:
-            self._next_forks.extend(sequence.siblings)
+            self._waiting.fork_next(sequence.siblings)
             sequence.siblings = []
         return is_complete
 
@@ -372,10 +306,10 @@ class Scheduler:
         if the other one lacks a slot or blocks: one a step, as others may end meanwhile."""
         may_preempt = self._queue.by_priority and self.limits.capacity_policy == "max_utilization"
         head = self._queue.head() if may_preempt else None
-        if head is None or self._forks or not self.slots.num_running:
+        if head is None or self._waiting.has_forks or not self.slots.num_running:
             return False
-        least_urgent = max(self.slots.running(), key=self._queue.order)
-        if not self._queue.is_less_urgent(least_urgent, head):
+        least_urgent = self._urgency.less_urgent_than(head)
+        if least_urgent is None:
             return False
         has_room = self._num_startable() > 0 and not self._placement.lacks_blocks(head)
         if not has_room:
@@ -384,33 +318,31 @@ class Scheduler:
             self._preempt(least_urgent)
         return True
 
-    def _is_less_urgent_than_queue(self, sequence: Sequence) -> bool:
-        head = self._queue.head()
-        return head is not None and self._num_startable() > 0 and self._queue.is_less_urgent(sequence, head)
+    def _gives_way(self, sequence: Sequence) -> bool:
+        """Whether a more urgent sequence could start now."""
+        return self._num_startable() > 0 and self._urgency.is_less_urgent_than_queue(sequence)
 
     def _start_waiting(self, builder: PlanBuilder, priority: int | None, *, at_once: bool = False) -> None:
         """`at_once`: the first of the queue is urgent and does not wait for more free slots."""
-        if not at_once and self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
+        min_free = min(self.limits.min_free_slots_to_start, self._waiting.num_sequences)
+        if not at_once and self._num_startable() < min_free:
             return
         first: Sequence | None = None
         waits_for_batch = self.limits.capacity_policy == "static_batch" and self.slots.num_running > 0
         while builder.budget and self._num_startable() > 0 and not builder.has_preempted:
-            sequence = self._next_waiting()
-            if waits_for_batch and not self._forks:  # siblings belong to the batch of their parent
+            sequence = self._waiting.first()
+            is_fork = self._waiting.has_forks
+            if waits_for_batch and not is_fork:  # siblings belong to the batch of their parent
                 return
             if sequence is None or (at_once and first is not None and self._queue.is_less_urgent(sequence, first)):
                 return
-            if not self._forks and (_is_paused(sequence, priority) or not builder.budget_of(sequence.request)):
+            if not is_fork and (is_paused(sequence, priority) or not builder.budget_of(sequence.request)):
                 return
             if not self._start(sequence, builder):
                 return
             first = first or sequence
-            if self._forks and self._forks[0] is sequence:
-                self._forks.popleft()
-            else:
-                self._queue.pop()
+            self._waiting.take(sequence)
             sequence.state = State.RUNNING
-            self._count_waiting(sequence, -1)
             if self._comes_later(sequence, builder) or not self._compute_chunk(sequence, builder):
                 self._prefilling.append(sequence)
 
@@ -423,12 +355,7 @@ class Scheduler:
 
     def _num_next(self) -> int:
         """Sequences that could start now."""
-        return max(0, min(self._num_waiting, self._num_startable()))
-
-    def _next_waiting(self) -> Sequence | None:
-        while self._forks and self._forks[0].state is not State.WAITING:
-            self._forks.popleft()
-        return self._forks[0] if self._forks else self._queue.head()
+        return max(0, min(self._waiting.num_sequences, self._num_startable()))
 
     def _start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Give a waiting sequence blocks and a slot, if there is room for it."""
@@ -440,7 +367,7 @@ class Scheduler:
         sequence.table = placed.table
         if sequence.needs_prompt_logprobs:
             sequence.prompt_logprobs = [None]  # from the first token, also after a preemption
-        self._count_start(sequence, placed)
+        self._note_start(sequence, placed)
         slot = self.slots.occupy(
             sequence,
             step=builder.step,
@@ -453,23 +380,15 @@ class Scheduler:
         self._token_gaps.enter(slot, sequence.last_token_at)
         if self.drafting is not None:
             self.drafting.enter(slot)
-        builder.enter(self._slot_entry(sequence, placed.num_cached), placed.table.blocks, placed.copy)
+        builder.enter(sequence.slot_entry(placed.num_cached), placed.table.blocks, placed.copy)
         return True
 
-    def _slot_entry(self, sequence: Sequence, num_computed: int) -> SlotEntry:
-        return SlotEntry(
-            slot=sequence.slot,
-            token_ids=sequence.token_ids,
-            num_computed=num_computed,
-            prompt_len=sequence.prompt_len,
-            end_len=sequence.end_len,
-            seed=sequence.seed,
-            params=sequence.request.params,
-            stop_token_ids=sequence.stop_token_ids,
-            num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
-            second_start=None if sequence.request.readout is None else sequence.request.readout.second_start,
-            adapter=sequence.adapter_entry,
-        )
+    def _note_start(self, sequence: Sequence, placed: Placed) -> None:
+        is_first = sequence.started_at is None
+        self._counters.started(sequence, placed, is_first=is_first)
+        if is_first:
+            sequence.started_at = self._clock()
+            sequence.num_cached_tokens = placed.num_cached
 
     # ---- leaving
 
@@ -483,8 +402,7 @@ class Scheduler:
         self._leave_slot(sequence)
         sequence.readout_results = []
         sequence.state = State.WAITING
-        self._count_waiting(sequence, 1)
-        self._queue.push(sequence)
+        self._waiting.put_back(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> SequenceEvent:
         if sequence.state is State.RUNNING:
@@ -493,8 +411,9 @@ class Scheduler:
         if sequence.state is State.RUNNING:
             self._leave_slot(sequence)
         else:
-            self._count_waiting(sequence, -1)
-        self._release_siblings(sequence)
+            self._waiting.drop(sequence)
+        self._waiting.fork(sequence.siblings)  # of a parent that ends before its prompt is computed
+        sequence.siblings = []
         sequence.state = State.FINISHED
         self._pace.ended(self._clock(), is_background=sequence.request.is_background)
         remaining = self._requests[sequence.request.request_id]
@@ -502,11 +421,6 @@ class Scheduler:
         if not remaining:
             del self._requests[sequence.request.request_id]
         return event
-
-    def _release_siblings(self, sequence: Sequence) -> None:
-        """Let the siblings of a parent that ends before its prompt is computed start on their own."""
-        self._forks.extend(s for s in sequence.siblings if s.state is State.WAITING)
-        sequence.siblings = []
 
     def _leave_slot(self, sequence: Sequence) -> None:
         """Give back slot and blocks. Steps in flight may still write there; the next owner's steps come after them."""
@@ -530,18 +444,8 @@ class Scheduler:
         self._microbatches.num_in_flight -= 1
         now = self._clock()
         self._pace.applied(result.step, now)
-        is_own = self.slots.since[result.slots] <= result.step
-        slots, finished = result.slots[is_own], result.finished[is_own]
-        self._record(result, is_own)
+        slots, finished, is_over = self._intake.take(result)
         self._note_times(slots, now)
-        if result.logprobs is not None:
-            self._events.take_logprobs(result, is_own)
-        for chunk in result.prompt_logprobs:
-            if self.slots.since[chunk.slot] <= result.step:
-                self._events.take_prompt_logprobs(chunk)
-        if self.slots.with_more_stops and result.num_sampled is None:  # such sequences have no drafts
-            self._find_more_stops(slots, result.tokens[is_own], finished)
-        is_over = (finished != UNFINISHED) | (self.slots.known[slots] >= self.slots.end[slots])
         events = []
         for position in np.flatnonzero(is_over | self.slots.is_watched[slots]).tolist():
             sequence = self.slots.sequences[slots[position]]
@@ -556,28 +460,6 @@ class Scheduler:
             if self.slots.since[readout_result.slot] <= result.step:
                 events += self._take_readout(readout_result)
         return events
-
-    def _record(self, result: StepResult, is_own: BoolArray) -> None:
-        slots, num_sampled = result.slots[is_own], result.num_sampled
-        if num_sampled is None:
-            self._stats.num_generated_tokens += len(slots)
-            self.slots.record(slots, result.tokens[is_own])
-            return
-        assert self.drafting is not None
-        tokens = result.tokens[np.repeat(is_own, num_sampled)]
-        self._stats.num_generated_tokens += len(tokens)
-        self.slots.record_several(slots, tokens, num_sampled[is_own])
-        self.drafting.learn(slots, num_sampled[is_own], self._stats)
-
-    def _find_more_stops(self, slots: IntArray, tokens: IntArray, finished: npt.NDArray[np.uint8]) -> None:
-        """Mark sequences whose token is a stop id that the device does not know."""
-        for position, slot in enumerate(slots.tolist()):
-            if slot not in self.slots.with_more_stops or finished[position] == BROKEN:
-                continue
-            sequence = self.slots.sequences[slot]
-            assert sequence is not None
-            if int(tokens[position]) in sequence.stop_token_ids:
-                finished[position] = STOPPED
 
     def _note_times(self, slots: IntArray, now: float) -> None:
         for slot in self._token_gaps.take(slots, now).tolist():
@@ -611,42 +493,5 @@ class Scheduler:
             )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
-            is_model = not sequence.request.params.forbids_tokens
-            return self._finish(sequence, "abort", MODEL_GAVE_NAN if is_model else _NO_VALID_TOKEN)
+            return self._finish(sequence, "abort", why_broken(sequence))
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
-
-    # ---- counting
-
-    def _count(self, plan: StepPlan, num_prompts_completed: int) -> None:
-        stats, num_held = self._stats, self.tables.pool.num_held
-        stats.num_steps += 1
-        stats.num_batched_tokens += plan.num_batched_tokens
-        self._batch_tokens.observe(plan.num_batched_tokens)
-        self._iteration_tokens.observe(plan.num_batched_tokens + num_prompts_completed)
-        stats.max_blocks_held = max(stats.max_blocks_held, num_held)
-        stats.sum_blocks_held += num_held
-        stats.sum_unused_positions += self.slots.num_unused_positions()
-
-    def _count_waiting(self, sequence: Sequence, change: int) -> None:
-        self._num_waiting += change
-        if sequence.adapter is not None:
-            self.waiting_adapters[sequence.adapter.index] += change
-
-    def _count_start(self, sequence: Sequence, placed: Placed) -> None:
-        stats, num_cached = self._stats, placed.num_cached
-        if sequence.started_at is not None:
-            stats.num_recomputed_tokens += len(sequence.token_ids) - num_cached
-            return
-        sequence.started_at = self._clock()
-        sequence.num_cached_tokens = num_cached
-        if sequence.parent is None:  # a request's prompt counts once
-            stats.num_prompt_tokens += sequence.prompt_len
-            stats.num_prefix_queried_tokens += sequence.prompt_len
-            stats.num_prefix_hit_tokens += num_cached
-            stats.num_tier_queried_tokens += sequence.prompt_len - (num_cached - placed.num_loaded)
-            stats.num_tier_hit_tokens += placed.num_loaded
-
-
-def _is_paused(sequence: Sequence, priority: int | None) -> bool:
-    """Whether it is background work, and the step computes an interactive prompt."""
-    return priority is not None and priority < BACKGROUND_PRIORITY and sequence.request.is_background

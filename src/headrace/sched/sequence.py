@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from headrace.kv import BlockTable, Fetch, Salt
-from headrace.steps import LoadedAdapter, ReadoutResult
+from headrace.steps import LoadedAdapter, ReadoutResult, SlotEntry
 from headrace.types import NUM_DEVICE_STOPS, Request, SequenceTiming, TokenIds, TokenLogprobs
 
 
@@ -87,6 +87,23 @@ class Sequence:
     def has_answer(self) -> bool:
         """Whether answer tokens were known when it last left a slot."""
         return len(self.token_ids) > self.prompt_len
+
+    def slot_entry(self, num_computed: int) -> SlotEntry:
+        """What the device is told when it gets its slot."""
+        readout, params = self.request.readout, self.request.params
+        return SlotEntry(
+            slot=self.slot,
+            token_ids=self.token_ids,
+            num_computed=num_computed,
+            prompt_len=self.prompt_len,
+            end_len=self.end_len,
+            seed=self.seed,
+            params=params,
+            stop_token_ids=self.stop_token_ids,
+            num_prompt_logprobs=params.prompt_logprobs if self.needs_prompt_logprobs else None,
+            second_start=None if readout is None else readout.second_start,
+            adapter=self.adapter_entry,
+        )
 
 
 def sequences_of(

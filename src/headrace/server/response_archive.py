@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 import msgspec
 
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, reason_of
 from headrace.jobs.store.lock import JobLock, holder_of
 from headrace.server.response_store import StoredResponse
 
@@ -44,7 +44,7 @@ class ResponseArchive:
             holder = holder_of(directory / "lock")
             raise ConfigError(f"another server uses the directory {directory}: {holder}; give another") from error
         except OSError as error:
-            raise ConfigError(f"the directory of responses {directory} cannot be used: {error}") from error
+            raise ConfigError(f"the directory of responses {directory} cannot be used: {reason_of(error)}") from error
         try:
             self._database = _open(directory / "responses.sqlite3")
         except sqlite3.Error as error:

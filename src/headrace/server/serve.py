@@ -21,7 +21,7 @@ from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_group, start_engine_process
 from headrace.engine.startup_display import StartupDisplay
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, reason_of
 from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.kv.disk_files import salt_secret
 from headrace.monitor.metrics import EngineLoad, ServerMetrics
@@ -112,7 +112,8 @@ def _salt_secret(config: EngineConfig) -> bytes | None:
     try:
         return salt_secret(Path(config.kv_offload_path).expanduser())
     except OSError as error:
-        raise ConfigError(f"kv_offload_path={config.kv_offload_path!r} cannot be used: {error}") from error
+        path, reason = config.kv_offload_path, reason_of(error)
+        raise ConfigError(f"kv_offload_path={path!r} cannot be used ({reason}); give another directory") from error
 
 
 def _check_adapter_names(config: EngineConfig, options: ServerOptions) -> None:

@@ -47,7 +47,7 @@ class RequestTraces:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
             from opentelemetry.trace import SpanKind, Status, StatusCode
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
@@ -57,7 +57,7 @@ class RequestTraces:
         self._model_name = model_name
         # The sampler follows the caller's decision, or OTEL_TRACES_SAMPLER.
         self._provider = TracerProvider(resource=Resource.create(_resource(environ)))
-        self._exporter = OTLPSpanExporter(endpoint=url)
+        self._exporter: SpanExporter = OTLPSpanExporter(endpoint=url)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("headrace.server", __version__)
         self._parent_of = TraceContextTextMapPropagator().extract
@@ -124,7 +124,8 @@ class RequestTraces:
         closing.start()
         closing.join(CLOSE_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # it waits to try again, for up to a minute
+            stop: Callable[[], None] = self._exporter.shutdown
+            stop()  # it waits to try again, for up to a minute
             closing.join(CLOSE_S)
 
 

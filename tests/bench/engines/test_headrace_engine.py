@@ -92,9 +92,10 @@ def test_a_request_that_cannot_run_is_a_failure_and_the_worker_goes_on(worker: R
     ("settings", "kind", "said"),
     [
         ({"max_seqs": 4}, "bad_setting", "max_num_seqs"),
-        ({"block_size": 0}, "bad_setting", "block_size must be"),
+        pytest.param({"block_size": 0}, "bad_setting", "block_size must be", marks=pytest.mark.slow),
         ({"num_gpu_blocks_override": 2, "max_model_len": 512}, "oom", "room for 32"),
-        ({"max_num_queued_reqs": 4}, "bad_setting", "max_num_queued_reqs"),  # of the server
+        # A setting of the server.
+        pytest.param({"max_num_queued_reqs": 4}, "bad_setting", "max_num_queued_reqs", marks=pytest.mark.slow),
         ({"model": "/no/such/model"}, "bad_setting", "/no/such/model"),
     ],
 )
@@ -118,29 +119,28 @@ def test_a_worker_that_is_killed_is_a_failure_of_its_run(tiny_directory: Path) -
 
 
 @pytest.mark.processes
-def test_a_worker_takes_other_settings_without_a_restart(tiny_directory: Path) -> None:
-    with HeadraceEngine(str(tiny_directory)).start(SETTINGS, serves=False) as running:
-        pids, fresh = running.pids(), running.settings_in_force()
-        other = {**SETTINGS, "max_num_seqs": 2, "enable_prefix_caching": False}
-        assert running.reconfigure(other)
-        assert running.start_s is None
-        found = running.settings_in_force()
-        assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (2, "given")
-        assert (found["enable_prefix_caching"].value, found["model"].value) == (False, str(tiny_directory))
-        assert "--max-num-seqs 2 --no-enable-prefix-caching" in str(running.launch_command())
-        for _ in range(2):
-            assert running.run_offline(build(SPEC)).counters["prefix_hit_tokens"] == 0
-        assert running.reconfigure({**SETTINGS, "model": str(tiny_directory)})
-        assert running.settings_in_force() == fresh
-        assert running.pids() == pids
+def test_a_worker_takes_other_settings_without_a_restart(worker: RunningEngine, tiny_directory: Path) -> None:
+    pids, fresh = worker.pids(), worker.settings_in_force()
+    other = {**SETTINGS, "max_num_seqs": 2, "enable_prefix_caching": False}
+    assert worker.reconfigure(other)
+    assert worker.start_s is None
+    found = worker.settings_in_force()
+    assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (2, "given")
+    assert (found["enable_prefix_caching"].value, found["model"].value) == (False, str(tiny_directory))
+    assert "--max-num-seqs 2 --no-enable-prefix-caching" in str(worker.launch_command())
+    for _ in range(2):
+        assert worker.run_offline(build(SPEC)).counters["prefix_hit_tokens"] == 0
+    assert worker.reconfigure({**SETTINGS, "model": str(tiny_directory)})
+    assert worker.settings_in_force() == fresh
+    assert worker.pids() == pids
 
-        with pytest.raises(EngineFailure, match="block_size must be") as error:
-            running.reconfigure({**SETTINGS, "block_size": 0})
-        assert error.value.kind == "bad_setting"
-        assert not running.reconfigure({**SETTINGS, "model": "smollm2"})
-        assert not running.reconfigure({**SETTINGS, "load_format": "random"})
-        assert running.settings_in_force() == fresh
-        assert running.run_offline(build(SPEC)).output_lens == [9] * 6
+    with pytest.raises(EngineFailure, match="block_size must be") as error:
+        worker.reconfigure({**SETTINGS, "block_size": 0})
+    assert error.value.kind == "bad_setting"
+    assert not worker.reconfigure({**SETTINGS, "model": "smollm2"})
+    assert not worker.reconfigure({**SETTINGS, "load_format": "random"})
+    assert worker.settings_in_force() == fresh
+    assert worker.run_offline(build(SPEC)).output_lens == [9] * 6
 
 
 @pytest.mark.processes

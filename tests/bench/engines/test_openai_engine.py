@@ -165,6 +165,13 @@ def test_the_model_must_be_one_that_is_served(models: list[dict[str, str]], aske
         assert failure.kind == "bad_setting" and said in str(failure)
 
 
+def test_adapters_are_no_models_to_choose_from() -> None:
+    models = [{"id": "m", "parent": None}, {"id": "sql", "parent": "m"}]
+    with serving(Pages({"/v1/models": json.dumps({"data": models})})) as address:
+        assert OpenAIEngine(address).start({}, serves=True).model_facts() == {"name": "m"}
+        assert OpenAIEngine(address, model="sql").start({}, serves=True).model_facts() == {"name": "sql"}
+
+
 @pytest.mark.parametrize(
     ("page", "said"),
     [

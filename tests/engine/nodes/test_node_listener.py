@@ -91,10 +91,10 @@ def test_an_address_of_another_machine_is_refused_by_node_0() -> None:
 
 
 @pytest.fixture
-def unused_tcp_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def unused_tcp_port() -> Iterator[int]:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody else gets it, and nothing listens
+        yield unused.getsockname()[1]
 
 
 def test_a_node_that_joined_before_may_try_until_its_place_is_free(node_0: Node0, link: NodeLink) -> None:

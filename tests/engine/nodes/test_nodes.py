@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,11 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        found: int = server.getsockname()[1]
-        return found
+    """A free port, below those that the system gives to other tests until it is listened on."""
+    while True:
+        found = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", found)):
+            return found
 
 
 def flags(port: int, *sizes: str) -> list[str]:

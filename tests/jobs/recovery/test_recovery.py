@@ -38,7 +38,7 @@ def test_a_line_that_fails_is_retried_and_counted(write_lines: WriteLines, start
     assert view_job(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
     assert "retries       engine_error 3" in plain_summary(report)
     clean = run(write_lines(*prompts(20)), start, overwrite=True)
-    assert clean.failures.retries == {}, "--overwrite starts from the beginning"
+    assert clean.failures.retries == {}, "--overwrite computes all lines again"
 
 
 def test_a_line_that_fails_five_times_becomes_an_error_line(write_lines: WriteLines, start: Start) -> None:

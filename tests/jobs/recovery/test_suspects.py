@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.jobs.recovery.suspects import Suspects
-from headrace.jobs.store.failure_log import Loss, Suspicion
+from headrace.jobs.store.failure_log import Loss, Suspicion, Trial
 
 
 def search(indices: list[int], poison: set[int], *, crashes: bool = False) -> tuple[set[int], set[int], int]:
@@ -106,3 +106,39 @@ def test_suspects_that_are_done_or_gone_are_not_waited_for() -> None:
     assert again.trial == {1}
     again.forget([1, 2])
     assert again.trial == {3}
+
+
+def test_a_group_that_has_passed_is_not_waited_for_wherever_it_is_in_the_stack() -> None:
+    """Its last lines were in flight on another worker, or its trial had not run yet."""
+    suspects = Suspects(Suspicion([], [Trial([2, 3], is_other_half=True), Trial([0, 1]), Trial([9], evidence=3)]))
+    suspects.finished(0)
+    suspects.finished(1)
+    assert suspects.died([9], loss="engine") == 9
+    assert suspects.trial == {2}
+
+
+def test_a_trial_that_runs_goes_on_before_those_that_are_taken_over() -> None:
+    suspects = Suspects(Suspicion())
+    for _ in range(2):
+        suspects.died([0, 1, 2, 3], loss="engine")
+    suspects.adopt(Suspicion([], [Trial([9], evidence=3)]))
+    assert suspects.trial == {0, 1}
+    for index in range(4):
+        suspects.finished(index)
+    assert suspects.died([9], loss="engine") == 9, "with the evidence of the other worker"
+
+
+operations = st.tuples(st.sampled_from(["died", "finished", "adopt"]), st.sets(st.integers(0, 7), min_size=1))
+
+
+@given(st.lists(operations, max_size=12))
+def test_no_trial_is_ever_without_lines(steps: list[tuple[str, set[int]]]) -> None:
+    suspects = Suspects(Suspicion())
+    for what, indices in steps:
+        if what == "died":
+            suspects.died(indices, loss="engine")
+        elif what == "adopt":
+            suspects.adopt(Suspicion([], [Trial(sorted(indices), num_lines=len(indices))]))
+        else:
+            suspects.forget(indices)
+        assert all(trial.lines for trial in suspects.state.trials)

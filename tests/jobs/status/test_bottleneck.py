@@ -35,6 +35,8 @@ DECODING = Interval(
         ({"num_running": 20, "kv_use": 0.6}, "cache", "60% of the KV cache is held with 20 of 64 slots busy"),
         ({"num_running": 20, "kv_use": 0.6, "num_batched_tokens": 150_000}, "prefill", "steps are 73% full"),
         ({"num_running": 62}, "decode", "62 of 64 slots decode"),
+        ({"num_running": 3, "max_num_seqs": 4, "kv_use": 0.2}, "decode", "3 of 4 slots decode"),  # one has just ended
+        ({"num_running": 0, "kv_use": 0.0}, "decode", "0 of 64 slots decode"),  # all have
         ({"num_preemptions": 3, "kv_use": 0.99}, "cache", "3 sequences were preempted"),
         ({"num_running": 20, "num_waiting": 0, "num_ready": 3}, "reading", "waits for lines to be read and tokenized"),
         ({"num_running": 20, "num_waiting": 0}, "host", "lines are ready and slots are free"),

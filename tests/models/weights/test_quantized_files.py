@@ -12,7 +12,7 @@ import torch
 from headrace.errors import UnsupportedModelError
 from headrace.kernels.cpu.linear import Int8Linear
 from headrace.kernels.cpu.panels import IS_SUPPORTED
-from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
+from headrace.kernels.quantized import FP8, Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
 from headrace.models import load_decoder, open_checkpoint
 from headrace.models.quantized import StoredQuantization, kept_in_16_bits, read_quantization
 from headrace.models.weights.source import Slice
@@ -41,6 +41,14 @@ def test_matrices_stay_quantized_when_they_are_joined_and_reordered(layout: str,
     rows = torch.arange(256).view(-1, 2).flip(1).flatten()  # within blocks of rows
     moved = take_rows(source.quantized(Q, CPU), rows)
     assert torch.allclose(dequantize(moved), expected[Q][rows], rtol=1e-6, atol=1e-7)
+
+
+def test_the_order_of_rows_is_decided_without_values() -> None:
+    """As in a start without a GPU."""
+    weight = Fp8Weight(torch.empty(256, 128, dtype=FP8, device="meta"), torch.empty(2, 1, device="meta"))
+    moved = take_rows(weight, torch.arange(256).view(-1, 2).flip(1).flatten())
+    assert moved is not None and moved.values.is_meta
+    assert take_rows(weight, torch.arange(256).flip(0)) is None
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "gptq in activation order"])

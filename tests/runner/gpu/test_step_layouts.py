@@ -15,7 +15,7 @@ from headrace.kernels.layout import Splits
 from headrace.models import load_decoder, open_checkpoint
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.prefill_graphs import prefill_shapes
-from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder
+from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder, ordered
 from headrace.runner.gpu.upload import Upload
 from headrace.runner.shape import RunnerShape
 from headrace.steps import StepPlan
@@ -82,3 +82,16 @@ def test_a_step_in_the_form_of_a_graph_is_the_step_itself(tmp_path: Path) -> Non
     for one, other in zip(eager.caches, graphed.caches, strict=True):  # except for the padding block
         assert torch.allclose(one.keys[:-1], other.keys[:-1], atol=1e-5)
         assert torch.allclose(one.values[:-1], other.values[:-1], atol=1e-5)
+
+
+def test_a_step_decodes_long_contexts_first_and_computes_fresh_prefills_last() -> None:
+    slots, num_tokens = np.array([4, 1, 6, 3, 2]), np.array([1, 1, 5, 2, 9])
+    samples = np.array([True, True, False, True, False])
+    plan, num_decodes, num_fresh = ordered(
+        StepPlan(step=0, slots=slots, num_tokens=num_tokens, samples=samples, num_batched_tokens=18),
+        np.array([8, 70, 0, 30, 4]),
+    )
+    assert (num_decodes, num_fresh) == (2, 1)
+    assert plan.slots.tolist() == [1, 4, 3, 2, 6]
+    assert plan.num_tokens.tolist() == [1, 1, 2, 9, 5]
+    assert plan.samples.tolist() == [True, True, True, False, False]

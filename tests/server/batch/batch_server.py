@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import openai
@@ -33,6 +33,7 @@ MODEL = "tiny"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 WAIT_S = 60.0  # ends a test that hangs; no result depends on it
+POLL_S = 0.005  # leaves the interpreter to the server and the engine, which run in this process
 
 
 @dataclass
@@ -106,6 +107,7 @@ def wait_for(client: openai.OpenAI, batch_id: str, *statuses: str) -> Any:
     until = monotonic() + WAIT_S
     while (batch := client.batches.retrieve(batch_id)).status not in statuses:
         assert monotonic() < until, f"the batch is still {batch.status}: {batch}"
+        sleep(POLL_S)
     return batch
 
 

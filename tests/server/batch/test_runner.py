@@ -34,16 +34,14 @@ IDS = {each["custom_id"] for each in LINES}
 
 def wait_until_submitted(engine: LimitedEngine) -> None:
     """Until lines of a batch wait in the engine, which runs none."""
-    while not engine.stats.scheduler.num_waiting:
-        pass
+    wait_until(lambda: engine.stats.scheduler.num_waiting > 0)
 
 
 @pytest.mark.slow
 def test_a_cancelled_batch_keeps_what_is_done(client: openai.OpenAI, engine: LimitedEngine) -> None:
     long = [line(f"long-{number}", max_tokens=400, ignore_eos=True) for number in range(30)]
     batch = create(client, [line("short"), *long])
-    while client.batches.retrieve(batch.id).request_counts.completed == 0:  # type: ignore[union-attr]
-        pass
+    wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)  # type: ignore[union-attr]
     batch = client.batches.cancel(batch.id)
     assert batch.status == "cancelling" and batch.cancelling_at is not None
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")  # again: no error
@@ -123,7 +121,7 @@ def test_a_clock_that_goes_back_does_not_lengthen_the_window(
     engine.client.limit_running(0)
     with serving_batches(engine, config, tmp_path, window_s=2) as server, server.client() as client:
         batch = create(client, LINES)
-        wait_until_submitted(engine)
+        wait_for(client, batch.id, "in_progress", "expired")
         now = runner_module.time.time
         monkeypatch.setattr("time.time", lambda: now() - 10 * 24 * 3600)
         assert wait_for(client, batch.id, "expired", "completed").status == "expired"
@@ -169,8 +167,7 @@ def test_a_more_urgent_batch_overtakes_the_one_that_runs(
     wait_until_submitted(engine)
     second, urgent = create(client, LINES), create(client, LINES, extra_body={"priority": -1})
     assert (first.priority, urgent.priority) == (0, -1)
-    while "which is more urgent" not in caplog.text:
-        pass
+    wait_until(lambda: "which is more urgent" in caplog.text)
     engine.client.limit_running(None)
     for batch, num_lines in ((first, 40), (second, 8), (urgent, 8)):
         ended = wait_for(client, batch.id, "completed", "failed", "expired")
@@ -186,8 +183,7 @@ def test_a_batch_goes_on_after_a_restart_of_the_server(
     lines = [line(str(number), max_tokens=30, ignore_eos=True) for number in range(40)]
     with serving_batches(engine, config, tmp_path) as server, server.client() as client:
         batch = create(client, lines)
-        while not client.batches.retrieve(batch.id).request_counts.completed:  # type: ignore[union-attr]
-            pass
+        wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)  # type: ignore[union-attr]
     with serving_batches(engine, config, tmp_path) as server, server.client() as client:
         batch = wait_for(client, batch.id, "completed", "failed")
         assert batch.status == "completed" and batch.request_counts.completed == 40
@@ -197,8 +193,7 @@ def test_a_batch_goes_on_after_a_restart_of_the_server(
 @pytest.mark.slow
 def test_other_requests_go_before_the_lines_of_a_batch(client: openai.OpenAI, engine: LimitedEngine) -> None:
     batch = create(client, [line(str(number), max_tokens=400, ignore_eos=True) for number in range(40)])
-    while engine.stats.scheduler.num_running < 4:  # all slots
-        pass
+    wait_until(lambda: engine.stats.scheduler.num_running == 4)  # all slots
     num_before = engine.stats.scheduler.num_preemptions
     answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=2)
     assert answer.usage is not None and answer.usage.completion_tokens > 0

@@ -15,6 +15,7 @@ from headrace.server.http.app import App
 from headrace.server.http.keys import Keys
 from headrace.server.options import ServerOptions
 from headrace.server.serve import Server
+from tests.engine.process.process_tools import wait_until
 from tests.server.asgi import GateBench
 from tests.server.batch.batch_server import (
     CHAT,
@@ -190,8 +191,7 @@ def test_batches_and_their_lines_are_counted(client: openai.OpenAI, server: Batc
     batch = wait_for(client, create(client, [line("a"), line("b"), line("c", temperature=-1)]).id, "completed")
     assert batch.request_counts.failed == 1
     runner = server.service.runner
-    while not (runner.num_by_status["completed"] and runner.num_failed):  # counted just after the end
-        pass
+    wait_until(lambda: runner.num_by_status["completed"] > 0 and runner.num_failed > 0)  # counted just after the end
     page = httpx2.get(f"{server.url}/metrics").text
     assert 'headrace:batches{engine="0",model_name="tiny",status="completed"} 1.0' in page
     assert 'headrace:batches{engine="0",model_name="tiny",status="in_progress"} 0.0' in page

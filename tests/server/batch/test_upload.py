@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from headrace.server.batch import upload as upload_module
+from tests.engine.process.process_tools import wait_until
 from tests.server.batch.batch_server import BatchServer
 
 MIB = 2**20
@@ -151,5 +152,4 @@ def test_a_client_that_leaves_leaves_nothing_behind(server: BatchServer) -> None
             content=broken(),
             headers={"Content-Type": "multipart/form-data; boundary=xyz"},
         )
-    while stored(server):  # until the server has noticed
-        pass
+    wait_until(lambda: not stored(server))

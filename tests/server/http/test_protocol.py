@@ -191,6 +191,7 @@ def test_an_idle_connection_is_closed_after_its_answer(
     monkeypatch: pytest.MonkeyPatch, request_: bytes, rest: bytes, status: bytes
 ) -> None:
     monkeypatch.setattr("headrace.server.http.lifecycle.KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("headrace.server.http.gate.DROP_BODY_S", 0.05)
 
     async def body() -> None:
         async with Live(read_timeout_s=1000, api_key="secret") as live:

@@ -125,7 +125,7 @@ FRAGMENTS = [
     st.sampled_from([None, "hermes", "openai"]),
     st.data(),
 )
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_split_of_any_text_gives_the_same(
     name: str, is_inside: bool | None, parts: list[str], tools: str | None, data: st.DataObject
 ) -> None:

@@ -215,7 +215,7 @@ FRAGMENTS = [
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(FRAGMENTS), max_size=14), st.booleans(), st.data())
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_split_of_any_text_gives_the_same(
     name: str, parts: list[str], whole_calls: bool, data: st.DataObject
 ) -> None:

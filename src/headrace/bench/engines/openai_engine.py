@@ -107,12 +107,13 @@ def _model(client: ServerClient, asked: str | None) -> dict[str, Any]:
     models = _models(client)
     ids = [str(model["id"]) for model in models]
     if asked is None:
-        if len(models) > 1:
+        whole = [model for model in models if not model.get("parent")] or models  # without LoRA adapters
+        if len(whole) > 1:
             names = ", ".join(ids)
             raise EngineFailure(
                 "bad_setting", f"{client.address} serves several models; choose one with --model: {names}"
             )
-        return models[0]
+        return whole[0]
     if asked not in ids:
         raise EngineFailure(
             "bad_setting", f"{client.address} does not serve the model {asked!r}; it serves {', '.join(ids)}"

@@ -14,7 +14,7 @@ from headrace.config import EMBEDDED_MODEL, EngineConfig
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers import vllm_flags
 from headrace.doctor.readers.config_file import read_config_file
-from headrace.engine.resolve import GPU_BATCHED_TOKENS, GPU_MEMORY_SHARE
+from headrace.engine.memory_budget import GPU_BATCHED_TOKENS, GPU_MEMORY_SHARE
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.gpus import Gpu
 from headrace.plan.shape import ModelShape

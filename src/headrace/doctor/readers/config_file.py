@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, reason_of
 
 
 def read_config_file(path: Path, program: str) -> dict[str, str] | None:
@@ -18,7 +18,7 @@ def read_config_file(path: Path, program: str) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}") from error
     values = _toml(path, text) if program == "headrace" else _yaml(path, text)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} holds no keys and values")

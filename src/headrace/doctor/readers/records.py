@@ -13,6 +13,7 @@ from headrace.bench.record import SCHEMA, RecordError
 from headrace.bench.values import found, is_number
 from headrace.doctor.evidence import ClientCost, Evidence
 from headrace.doctor.readers.shapes import shape_of_sizes
+from headrace.errors import reason_of
 from headrace.plan.gpus import Gpu, match_gpu
 
 Record = Mapping[str, Any]
@@ -35,7 +36,7 @@ def last_record(path: Path) -> tuple[Any, int]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+        raise RecordError(f"{path} cannot be read: {reason_of(error)}") from error
     lines = [line for line in text.splitlines() if line.strip()] if path.suffix == ".jsonl" else [text]
     try:
         return (json.loads(lines[-1]) if lines else None), len(lines)

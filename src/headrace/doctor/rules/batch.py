@@ -8,7 +8,7 @@ from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.cache import is_preempting
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, is_client_bound
 from headrace.doctor.rules.prefill import is_prefill_bound
-from headrace.engine.resolve import CPU_FULL_RATE_SEQS, GPU_MIN_FULL_RATE_SEQS
+from headrace.engine.resolve_decoder import CPU_FULL_RATE_SEQS, GPU_MIN_FULL_RATE_SEQS
 
 FULL_SLOTS_SHARE = 0.95
 LOW_KV_USE = 0.5  # below it, memory is not the reason for waiting

@@ -9,7 +9,7 @@ from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, limited_share
 from headrace.doctor.rules.prefill import FULL_STEP_SHARE, step_fill
-from headrace.engine.resolve import GPU_MEMORY_SHARE
+from headrace.engine.memory_budget import GPU_MEMORY_SHARE
 from headrace.jobs.status.bottleneck import KV_USE
 
 MIN_RECOMPUTED_SHARE = 0.01  # of computed tokens

@@ -233,7 +233,7 @@ def unlimited_queue(evidence: Evidence) -> Finding | None:
         title=title,
         numbers=tuple(numbers),
         why="Under overload every request waits longer and longer, and clients give up on requests that are then "
-        "computed for nobody. A limit refuses early, and clients retry elsewhere.",
+        "computed in vain. A limit refuses early, and clients retry elsewhere.",
         advice=(
             Advice(
                 text=f"set --max-num-queued-reqs {value}",

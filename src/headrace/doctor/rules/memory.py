@@ -6,7 +6,8 @@ from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, has_known_lengt
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import Advice, Finding, Rule
 from headrace.doctor.rules.cache import full, preempting
-from headrace.engine.resolve import GPU_MEMORY_SHARE, MAX_MEMORY_SHARE
+from headrace.engine.memory_budget import GPU_MEMORY_SHARE
+from headrace.engine.setting_warnings import MAX_MEMORY_SHARE
 
 MIN_SHARE, MAX_SHARE = 0.85, MAX_MEMORY_SHARE  # the guides' (A3)
 ROOM = 1.0  # of max_num_seqs x length: less cache than this cannot hold all slots

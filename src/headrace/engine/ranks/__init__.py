@@ -22,8 +22,8 @@ Start: rank 0 resolves the settings and starts the others, which import torch me
 load their part, and measure a step on a GPU. Rank 0 sizes the KV cache by the rank with the least memory and sends the
 settings; each rank then builds its runner.
 
-Failure: a rank that exits, that reports an error, or that sends no heartbeat for `TIMEOUT_S` fails the engine. The
-other ranks are killed, which ends collectives that wait for them, and the step in flight raises an EngineDeadError that
-names the rank. From there on it is the death of an engine like any other. A rank ends with rank 0: by the end of the
-socket, and on Linux by the death of the thread that started it.
+Failure: a rank that exits, that reports an error, or that sends no heartbeat for `TIMEOUT_S` (longer while it imports
+torch) fails the engine. The other ranks are killed, which ends collectives that wait for them, and the step in flight
+raises an EngineDeadError that names the rank. From there on it is the death of an engine like any other. A rank ends
+with rank 0: by the end of the socket, and on Linux by the death of the thread that started it.
 """

@@ -14,10 +14,12 @@ from headrace import logs
 from headrace.engine.process.channel import Channel
 from headrace.engine.process.engine_process import ProcessHealth, child_environment, describe_exit, wait_for
 from headrace.engine.process.health_check import HealthCheck
+from headrace.engine.ranks import wire
 from headrace.errors import EngineDeadError
 
 HEARTBEAT_S = 1.0
 TIMEOUT_S = 10.0  # without a heartbeat; a rank sends one every `HEARTBEAT_S` from a thread of its own
+IMPORT_TIMEOUT_S = 120.0  # the same while torch is imported: its libraries are loaded with all threads held
 CHECK_S = 0.5
 
 
@@ -95,11 +97,13 @@ class RankProcess:
 
     def _receive(self) -> None:
         """Take replies until the process ends or is silent for too long."""
-        check, health = HealthCheck(self._timeout_s, monotonic), ProcessHealth()
+        check, health, has_imported = HealthCheck(IMPORT_TIMEOUT_S, monotonic), ProcessHealth(), False
         while (frames := self._channel.receive(CHECK_S)) is not None:
             health = health._replace(num_frames=health.num_frames + len(frames))
             for frame in frames:
                 self._owner.took(self.rank, frame)
+            if not has_imported and any(isinstance(wire.decode_reply(frame), wire.Started) for frame in frames):
+                check, has_imported = HealthCheck(self._timeout_s, monotonic), True
             problem = check.problem(health)
             if problem is not None:
                 assert self.process is not None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import FileIO
 from typing import Any, Protocol, cast
 
-from headrace.errors import JobError
+from headrace.errors import JobError, reason_of
 
 STANDARD_STREAM = "-"  # as a file name: stdin or stdout
 
@@ -153,12 +153,3 @@ def check_bucket(url: str) -> None:
             raise JobError(f"the output {url} cannot be written: there is no bucket {bucket!r}; create it") from error
         if not isinstance(error.__cause__, PermissionError):
             raise
-
-
-def reason_of(error: Exception) -> str:
-    """A readable reason; errors of fsspec are often a bare path."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if isinstance(error, FileNotFoundError):
-        return "it does not exist"
-    return str(error) or type(error).__name__

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.errors import JobError
-from headrace.jobs.formats.locations import reason_of
+from headrace.errors import JobError, reason_of
 from headrace.jobs.formats.parquet import pyarrow
 from headrace.jobs.formats.writer import ByteWriter
 

@@ -48,6 +48,7 @@ from headrace.jobs.input.plain_lines import (
 )
 from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
+from headrace.openai.errors import MODEL_NOT_FOUND
 from headrace.openai.prompts import template_variables
 from headrace.openai.response_items import as_messages
 from headrace.openai.responses import ResponseFields, response_tools, response_variables
@@ -105,13 +106,15 @@ class LineParser:
         overrides: Mapping[str, Any] | None = None,
         is_redone: Callable[[int], bool] = lambda index: False,
         adapters: Collection[str] = (),
+        model_names: Collection[str] = (),
     ) -> None:
         """`overrides` replace the parameters of repeated lines, and of no others. `adapters`: names that `model` of a
-        line may have beside the model's own."""
+        line may have beside the model's own, which are `model_name` and `model_names`."""
         self._adapters = adapters
         self._template = template
         self._seed = seed
         self._model_name = model_name
+        self._model_names = (None, model_name, *model_names)
         self._plain_readers = {
             tokens: ParamsReader(read_plain, {"max_tokens": tokens, **defaults})
             for tokens in (UNTIL_CONTEXT_ENDS, DEFAULT_PROMPT_TOKENS)
@@ -295,19 +298,20 @@ class LineParser:
     def _adapter_of(self, asked: object) -> str | None:
         """The adapter that a line's `model` names. In a job with adapters a name that is none of them is refused: it
         may be a misspelt one."""
-        if not self._adapters or asked is None or asked == self._model_name:
+        if not self._adapters or asked in self._model_names:
             return None
         if not isinstance(asked, str) or asked not in self._adapters:
+            guess = nearest(str(asked), self._adapters).rstrip("?")
             raise RequestError(
-                f"there is no model or adapter {asked!r}{nearest(str(asked), self._adapters)}; the job has adapters "
+                f"there is no model or adapter {asked!r}{guess}; the job has adapters "
                 f"{', '.join(self._adapters)}, and {self._model_name!r} or no name is the model itself",
                 param="model",
-                code="model_not_found",
+                code=MODEL_NOT_FOUND,
             )
         return asked
 
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:
-        if asked is None or asked == self._model_name or asked in self._adapters:
+        if asked in self._model_names or asked in self._adapters:
             return ()
         return (f"model {asked!r} was asked for, {self._model_name!r} answered",)
 

@@ -33,7 +33,7 @@ from headrace.openai.embeddings import (
     embedding_format,
     embedding_inputs,
 )
-from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
+from headrace.openai.errors import INVALID_REQUEST_ERROR, MODEL_NOT_FOUND, SERVER_ERROR, UNKNOWN, error_object
 from headrace.openai.fields import BATCH_REASONS, NOT_IN_BATCH, refusal
 from headrace.openai.logprobs import TextOffsets, chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
@@ -285,7 +285,8 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
         if param == "prompt" and error.code != UNKNOWN:  # the engine's name
             param = _PROMPT_PARAMS[self.endpoint]
         body = error_object(message, type=kind, param=param, code=error.code)
-        return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))
+        status_code = 500 if is_ours else 404 if error.code == MODEL_NOT_FOUND else 400
+        return self._line(facts, response=self._response(status_code, body, facts))
 
     def _line(
         self, facts: JobFacts, *, response: _Response | None = None, error: dict[str, Any] | None = None

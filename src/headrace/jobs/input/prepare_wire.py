@@ -77,6 +77,7 @@ class Setup(msgspec.Struct, frozen=True):
     parser_names: ParserNames = AUTOMATIC
     pooler: PoolerSpec | None = None
     adapters: tuple[str, ...] = ()
+    model_names: tuple[str, ...] = ()
 
     def preparer(self) -> LinePreparer:
         parser = LineParser(
@@ -85,6 +86,7 @@ class Setup(msgspec.Struct, frozen=True):
             model_name=self.model_name,
             template=self.template,
             adapters=self.adapters,
+            model_names=self.model_names,
         )
         tokenizer = None if self.tokenizer is None else self.tokenizer.restored()
         prompts = PromptReader(tokenizer, self.vocab_size, max_model_len=self.max_model_len)

@@ -60,6 +60,7 @@ class _Check:
             model_name=front.model_name,
             template=job.template,
             adapters=tuple(job.config.adapter_paths),
+            model_names=job.model_names,
         )
         max_model_len = front.checks.limits.max_model_len
         prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars, max_model_len=max_model_len)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from headrace.engine.memory_budget import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 from headrace.engine.settings import Settings
 from headrace.jobs.store.failure_log import Event, MemoryStep
 

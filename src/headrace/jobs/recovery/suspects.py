@@ -54,9 +54,9 @@ class Suspects:
         return frozenset().union(*(trial.lines for trial in self._trials))
 
     def adopt(self, state: Suspicion) -> None:
-        """Take over suspects of another worker. Its trials run before those that are here."""
+        """Take over suspects of another worker. The trial that is here goes on: its lines may be in flight."""
         self._last = sorted({*self._last, *state.last})
-        self._trials += state.trials
+        self._trials = [*state.trials, *self._trials]
 
     def died(self, indices: Iterable[int], *, loss: Loss) -> int | None:
         """The engine died with these lines in flight. Returns the line that is now proven to be poison, if any."""
@@ -77,13 +77,16 @@ class Suspects:
             self.forget([index])
 
     def forget(self, indices: Iterable[int]) -> None:
-        """Remove lines that are done or cannot run. A trial without lines has passed."""
+        """Remove lines that are done or cannot run. A trial without lines has passed, wherever it is in the stack: if
+        it stayed there, its worker would wait for it for ever once the trials above it are over."""
         gone = set(indices)
         self._last = [index for index in self._last if index not in gone]
-        self._trials = [_without(trial, gone) for trial in self._trials]
-        while self._trials and not self._trials[-1].lines:
-            self._trials.pop()
-            if self._trials and self._trials[-1].is_other_half:
+        trials, self._trials = self._trials, []
+        for trial in trials:
+            left = _without(trial, gone)
+            if left.lines:
+                self._trials.append(left)
+            elif self._trials and self._trials[-1].is_other_half:
                 self._split(self._trials.pop().lines)  # so the poison line is in this half
 
     def _narrow(self, in_flight: list[int], loss: Loss) -> int | None:
@@ -106,7 +109,7 @@ class Suspects:
             self._trials.append(Trial(list(indices), is_other_half, len(indices), evidence))
 
     def _split(self, indices: Sequence[int]) -> None:
-        """One of these lines kills the engine. The list may be empty."""
+        """One of these lines kills the engine."""
         middle = (len(indices) + 1) // 2
         self._push(indices[middle:], is_other_half=True)
         self._push(indices[:middle])

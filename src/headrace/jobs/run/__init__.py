@@ -18,7 +18,7 @@
   why the run is stopping (signal, `headrace cancel`, deadline) and until when lines in flight may finish.
 - `deadline.py`: the deadline, and the error lines for everything that is unfinished then.
 - Retry and restart decisions: `jobs/recovery/policy.py`; `restarting.py` replaces the engine of a worker that has died,
-  while the loop goes on with the others.
+  while the loop goes on with the others. `stall.py`: what ends each wait of a job, and the error if nothing does.
 
 Invariants. Only a `Worker` (`jobs/workers`) holds an engine. The results of a step are written before new requests
 are submitted, so a crash loses at most what was in flight. The planner's window and the limit on sequences in flight

@@ -106,6 +106,7 @@ def _unfinished(job: JobSpec, directory: JobDirectory) -> Iterator[BadLine]:
         model_name=job.config.model,
         template=job.template,
         adapters=tuple(job.config.adapter_paths),
+        model_names=job.model_names,
     )
     with closing(job.open_input()) as source:
         for lines in directory.checked(source.read_batches(limit=job.limit, skip=directory.has_result)):

@@ -24,8 +24,9 @@ from headrace.jobs.run.inbox import InboxReader, Message
 from headrace.jobs.run.open_feed import open_feed
 from headrace.jobs.run.outcomes import Outcomes
 from headrace.jobs.run.restarting import Restarter
+from headrace.jobs.run.stall import StallCheck
 from headrace.jobs.run.status_reporter import StatusReporter
-from headrace.jobs.run.stop_state import StopRequest
+from headrace.jobs.run.stop_state import StopRequest, stopping
 from headrace.jobs.run.submitting import Submitter
 from headrace.jobs.status.meter import TICK_SECONDS
 from headrace.jobs.status.report import JobReport
@@ -45,6 +46,7 @@ class MainLoop:
         on_status: Callable[[JobStatus], None] = lambda status: None,
     ) -> None:
         """`num_expected` lines are left to do, if that is known."""
+        self._job = context.job
         self._workers = context.workers
         self._planner = context.planner
         self._in_flight = context.in_flight
@@ -57,6 +59,7 @@ class MainLoop:
         self._submitter = Submitter(context, self._outcomes)
         self._collector = Collector(context, self._outcomes)
         self._restarter = Restarter(context, self._outcomes, self._take_last_events)
+        self._stall = StallCheck(context, self._restarter)
         self._reporter = StatusReporter(context, self._outcomes, num_expected=num_expected, on_status=on_status)
         self._input_error: JobError | None = None  # why the rest of the input cannot be read
         self._num_batches_to_request = 0  # from the feed, once the planner has room
@@ -112,7 +115,9 @@ class MainLoop:
         if self._disk.is_full:
             return
         if not self._stop.is_stopping:
-            self._submitter.submit_ready()
+            was_idle = self._stall.is_idle
+            if not self._submitter.submit_ready() and was_idle and self._stall.is_idle:
+                raise stopping(self._job, self._stall.error())
         while self._num_batches_to_request and self._planner.has_room:
             self._num_batches_to_request -= 1
             self._feed.take_more()

@@ -49,6 +49,7 @@ def _parser(job: JobSpec, model_name: str, directory: JobDirectory | None) -> Li
         overrides=job.overrides,
         is_redone=directory.redone.__contains__ if directory is not None else lambda index: False,
         adapters=tuple(job.config.adapter_paths),
+        model_names=job.model_names,
     )
 
 
@@ -68,6 +69,7 @@ def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProc
             parser_names=job.parser_names,
             pooler=pooler,
             adapters=tuple(job.config.adapter_paths),
+            model_names=job.model_names,
         )
 
     return PreparingProcess(setup, local)

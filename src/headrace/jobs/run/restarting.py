@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from headrace.config import EngineConfig
-from headrace.errors import JobError, ResumableJobError
+from headrace.errors import ResumableJobError
 from headrace.jobs.recovery.policy import Progress, WorkerDeath
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.outcomes import Outcomes
+from headrace.jobs.run.stop_state import stopping
 from headrace.jobs.workers.worker import Worker
 
 
@@ -63,6 +64,11 @@ class Restarter:
                     self._continue_start(worker, start)
 
     @property
+    def has_starts(self) -> bool:
+        """Whether a start is planned or under way."""
+        return bool(self._starts)
+
+    @property
     def seconds_to_next(self) -> float | None:
         """Seconds until a start is due. None: no start is planned."""
         waiting = [start.at for number, start in self._starts.items() if not self._workers[number].is_starting]
@@ -86,7 +92,7 @@ class Restarter:
                 death=death,
             )
         except ResumableJobError as error:
-            raise self._stopping(error) from error
+            raise stopping(self._job, error) from error
         self._requeue(worker)
         if restart is None:
             self._lose(worker, f"its engine dies whatever it runs ({dead.failure})")
@@ -132,7 +138,7 @@ class Restarter:
             del self._starts[worker.number]
             self._lose(worker, f"its engine could not be started again ({error})")
         else:
-            raise self._stopping(self._recovery.cannot_start(error)) from None
+            raise stopping(self._job, self._recovery.cannot_start(error)) from None
 
     def _lose(self, worker: Worker, why: str) -> None:
         self._console.tell(f"{self._name(worker)}{why}; the job goes on without this worker")
@@ -141,11 +147,6 @@ class Restarter:
 
     def _name(self, worker: Worker) -> str:
         return f"worker {worker.number}: " if len(self._workers) > 1 else ""
-
-    def _stopping(self, error: ResumableJobError) -> JobError:
-        if self._job.is_resumable:
-            return error
-        return JobError(f"{error} (but this job cannot be resumed: its input or output is a stream)")
 
     @property
     def _progress(self) -> Progress:

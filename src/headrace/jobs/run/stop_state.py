@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import monotonic
 
+from headrace.errors import JobError, ResumableJobError
 from headrace.jobs.run.deadline import Deadline
+from headrace.jobs.spec import JobSpec
 from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.status_file import JobState
 
@@ -90,3 +92,10 @@ class StopState:
         if self._deadline is not None:
             limits.append(self._deadline.seconds_left)
         return max(0.0, min(limits)) if limits else None
+
+
+def stopping(job: JobSpec, error: ResumableJobError) -> JobError:
+    """The error with which the job stops."""
+    if job.is_resumable:
+        return error
+    return JobError(f"{error} (but this job cannot be resumed: its input or output is a stream)")

@@ -33,14 +33,16 @@ class Submitter:
         self._outcomes = outcomes
         self._num_with_parts = 0  # submissions of lines with parts
 
-    def submit_ready(self) -> None:
-        """Submit as many lines as may be in flight."""
+    def submit_ready(self) -> bool:
+        """Submit as many lines as may be in flight. Returns whether there were any, poison lines included."""
         chosen = self._choose()
+        has_chosen = bool(chosen)
         if self._recovery.has_poison:
             chosen = self._without_poison(chosen)
         if chosen:
             self._in_flight.record([line for _, line in chosen])
             self._submit_all(chosen)
+        return has_chosen
 
     def _without_poison(self, chosen: list[Chosen]) -> list[Chosen]:
         good = []
@@ -65,10 +67,7 @@ class Submitter:
 
     def _choose_suspects(self, worker: Worker, chosen: list[Chosen], num_in_flight: dict[int, int]) -> bool:
         """Lines of the worker's trial. False: it has none, and may run any line."""
-        suspects = self._recovery.suspects_of(worker.number)
-        if suspects.trial is not None:
-            self._forget_missing(suspects.trial, worker.number)
-        trial = suspects.trial
+        trial = self._trial_of(worker.number)
         if trial is None:
             return False
         if all(index in trial for index in self._in_flight.indices(worker.number)):
@@ -106,8 +105,10 @@ class Submitter:
             _, number = heappop(by_load)
             worker, num_own = self._workers[number], num_in_flight[number]
             max_own = worker.max_sequences
-            enough = by_load[0][0] * max_own if by_load else inf  # until another worker is the least busy one
-            while num_own <= enough:
+            enough = by_load[0][0] if by_load else inf  # until another worker is the least busy one
+            # Loads are compared as they are in the heap: a product of rounded numbers may be below both of two equal
+            # loads, and then no worker would be the least busy one.
+            while num_own / max_own <= enough:
                 next_line = planner.peek(number)
                 if next_line is None:
                     return
@@ -124,14 +125,20 @@ class Submitter:
                 num_in_flight[number] = num_own
                 heappush(by_load, (num_own / max_own, number))
 
-    def _forget_missing(self, trial: frozenset[int], worker: int) -> None:
-        """Suspects of an earlier run may be missing from the input, or come late in it. The search waits for them only
-        while the planner has room to read further."""
-        if not self._planner.has_ended and self._planner.has_room:
-            return
-        missing = [index for index in trial if index not in self._retries and index not in self._in_flight]
-        if missing:
+    def _trial_of(self, worker: int) -> frozenset[int] | None:
+        """The lines that the worker runs alone. Some of an earlier run may be missing from the input: those are
+        forgotten, and perhaps whole trials with them."""
+        suspects = self._recovery.suspects_of(worker)
+        while (trial := suspects.trial) is not None and (missing := self._missing(trial)):
             self._recovery.forget_suspects(worker, missing)
+        return trial
+
+    def _missing(self, trial: frozenset[int]) -> list[int]:
+        """Suspects of an earlier run may also come late in the input. The search waits for them only while the planner
+        has room to read further."""
+        if not self._planner.has_ended and self._planner.has_room:
+            return []
+        return [index for index in trial if index not in self._retries and index not in self._in_flight]
 
     def _submit_all(self, chosen: list[Chosen]) -> None:
         """Lines for a worker that turns out to be dead wait to run again."""

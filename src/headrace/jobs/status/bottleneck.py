@@ -10,6 +10,7 @@ Limit = Literal["starting", "reading", "disk", "host", "cache", "prefill", "deco
 WRITING_SHARE = 0.3  # of the time, from which on the disk is the bottleneck
 HOST_SHARE = 0.5  # of a step's time
 KV_USE = 0.9
+MIN_KV_USE = 0.01  # a cache that is empty, as when all sequences ended in the same step, is not short of blocks
 FULL_STEP_SHARE = 0.5  # of max_num_batched_tokens: a step below it has room for a waiting prompt
 FREE_SLOTS_SHARE = 1 / 16  # a GPU's scheduler lets fewer slots than this stay free for a moment
 PROMPT_SHARE = 0.5  # of computed tokens
@@ -76,9 +77,10 @@ def find_bottleneck(now: Interval) -> Bottleneck:
 def _waits_for_blocks(now: Interval) -> bool:
     """Whether sequences wait although slots are free and steps have room: then blocks of the cache are missing. They
     may be held for answers that still grow, so the cache need not look full."""
-    has_slots = now.max_num_seqs - now.num_running > FREE_SLOTS_SHARE * now.max_num_seqs
+    has_slots = now.max_num_seqs - now.num_running > max(1, FREE_SLOTS_SHARE * now.max_num_seqs)
     is_step_full = now.num_batched_tokens / now.num_steps >= FULL_STEP_SHARE * now.max_num_batched_tokens
-    return bool(has_slots and now.num_waiting and (now.kv_use >= KV_USE or not is_step_full))
+    may_be_short = now.kv_use >= KV_USE or (now.kv_use >= MIN_KV_USE and not is_step_full)
+    return bool(has_slots and now.num_waiting and may_be_short)
 
 
 def _cache_reason(now: Interval) -> str:

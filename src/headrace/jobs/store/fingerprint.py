@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import EngineConfig
-from headrace.errors import JobError
+from headrace.errors import JobError, reason_of
 from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.spec import JobSpec
-from headrace.models.adapter_config import CONFIG, WEIGHTS
+from headrace.models.adapter_config import adapter_files
 from headrace.models.digests import digest_of_local_model, digest_of_tokenizer
 from headrace.openai.parser_names import AUTO
 
@@ -107,11 +107,10 @@ def _digest_of_model(model: str) -> str | None:
 def _digest_of_adapter(path: str) -> str:
     """The contents of its two files, wherever they are."""
     directory = Path(path).expanduser()
-    contents = [directory / CONFIG, directory / WEIGHTS]
     try:
-        return _digest(b"".join(_digest_of_file(file) for file in contents))
+        return _digest(b"".join(_digest_of_file(file) for file in adapter_files(directory)))
     except OSError as error:
-        raise JobError(f"the adapter in {directory} cannot be read: {error}") from error
+        raise JobError(f"the adapter in {directory} cannot be read: {reason_of(error)}") from error
 
 
 def _digest_of_file(path: Path) -> bytes:

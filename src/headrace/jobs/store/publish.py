@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from headrace.errors import JobError
+from headrace.errors import JobError, reason_of
 from headrace.jobs import crash_points
 from headrace.jobs.files import job_error, sync_directory
 from headrace.jobs.formats import Sink, open_sink
-from headrace.jobs.formats.locations import is_url, local_path, reason_of
+from headrace.jobs.formats.locations import is_url, local_path
 
 BATCH_RESULTS = 256
 

@@ -7,6 +7,7 @@
     recurrent.py    causal convolutions and recurrent states, in PyTorch
     linear.py       linear layers: weights packed at load
     gemm.py, gemm_int8.py, panels.py   their GEMMs, in float32 and in INT8, and what both share
+    adapters.py     low-rank products of LoRA adapters
     norms.py, activation.py, bitmask.py   elementwise operations
     sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
     disk_cache.py   where compiled kernels are stored
@@ -23,6 +24,7 @@ disk_cache.choose_directory()  # before numba is first imported
 
 from headrace.kernels.cpu import sample  # noqa: E402
 from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # noqa: E402
+from headrace.kernels.cpu.adapters import add_low_rank  # noqa: E402
 from headrace.kernels.cpu.attention import latent_attention, paged_attention  # noqa: E402
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
@@ -46,7 +48,6 @@ from headrace.kernels.reference import (  # noqa: E402
     route,
     soft_cap,
 )
-from headrace.kernels.reference_adapters import add_low_rank  # noqa: E402
 
 __all__ = [
     "PackedLinear",

@@ -1,6 +1,6 @@
 """The operations with a recurrent state on a CPU: sequences that decode are one batch, prompts are computed in chunks.
 
-Within a chunk, what tokens write and later ones read is a few matrix products; between chunks the state is carried.
+Within a chunk, what tokens write and later ones read is a few GEMMs; between chunks the state is carried.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.layout import StepLayout
-from headrace.kernels.reference_recurrent import (
+from headrace.kernels.reference.recurrent import (
     Span,
     before,
     causal_conv,
@@ -23,7 +23,7 @@ from headrace.kernels.reference_recurrent import (
 
 __all__ = ["causal_conv", "gated_delta_rule", "gated_norm", "selective_scan"]
 
-CHUNK = 64  # tokens; the products within a chunk grow with its square
+CHUNK = 64  # tokens; the GEMMs within a chunk grow with its square
 _Step = Callable[[Tensor, Tensor], Tensor]  # (tokens [S], their states) -> outputs [S, H, ...]; updates the states
 _Chunk = Callable[[slice, Tensor], Tensor]  # (tokens, their slot's state) -> outputs [L, H, ...]; updates the state
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu.selective_scan import softplus
 from headrace.kernels.layout import StepLayout
-from headrace.kernels.reference_recurrent import L2_EPS
+from headrace.kernels.reference.recurrent import L2_EPS
 
 _DECODE_BLOCK_V = 16  # columns of a program with one warp; not tuned yet
 _PREFILL_BLOCK_V = 32

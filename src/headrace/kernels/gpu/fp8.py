@@ -9,7 +9,7 @@ Scales are float32, and value = fp8 value * scale. A row's scale is its largest 
     KV cache      float8 without scales; `rope.py` stores it, attention widens it to float16 (`attention_loop.py`)
 
 `layout.Fp8Rows` carries quantized rows with their scales. `PackedLinear.takes_fp8` tells `models/layers.py` whether the
-norm or activation before a linear layer should return them. `reference.py` has the same arithmetic in plain PyTorch.
+norm or activation before a linear layer should return them. `kernels/reference/` has the same arithmetic.
 """
 
 from __future__ import annotations

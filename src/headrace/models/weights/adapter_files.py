@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from headrace.errors import AdapterError
-from headrace.models.adapter_config import WEIGHTS, AdapterConfig, read_adapter_config
+from headrace.models.adapter_config import WEIGHTS, AdapterConfig, adapter_files, read_adapter_config
 from headrace.models.adapter_spec import TARGETS
 from headrace.models.adapters import AdaptedLinear, LowRankMatrices
 from headrace.models.decoder import Decoder
 from headrace.models.layers import Attention, Mlp
 from headrace.models.mixer import BothMixers
 
-_PICKLE = "adapter_model.bin"
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[\w-]+)?\.weight")
 _IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
 _FUSED = {  # modules of several pieces, whose rows are concatenated
@@ -52,7 +51,7 @@ def read_adapter(path: str, decoder: Decoder, *, max_rank: int) -> Adapter:
     linears = adapted_linears(decoder)
     places = {name: (linear, piece) for linear in linears for piece, name in enumerate(linear.names)}
     found: dict[str, LowRankMatrices] = {}
-    for module, down, up in _modules(_weights_file(directory)):
+    for module, down, up in _modules(adapter_files(directory).weights):
         names = _names(module, places, directory)
         found |= zip(
             names, _matrices(module, [places[name] for name in names], down, up, config, directory), strict=True
@@ -77,18 +76,6 @@ def adapted_linears(decoder: Decoder) -> list[AdaptedLinear]:
         if isinstance(layer.mlp, Mlp):
             found += [layer.mlp.up, layer.mlp.down]
     return [linear for linear in found if isinstance(linear, AdaptedLinear)]
-
-
-def _weights_file(directory: Path) -> Path:
-    path = directory / WEIGHTS
-    if path.is_file():
-        return path
-    if (directory / _PICKLE).is_file():
-        raise AdapterError(
-            f"{directory} has its weights in {_PICKLE}, a pickle, which is not read: loading one can run any code; "
-            "save the adapter again as safetensors"
-        )
-    raise AdapterError(f"{directory}: there is no {WEIGHTS}")
 
 
 def _modules(path: Path) -> Iterator[tuple[str, Tensor, Tensor]]:

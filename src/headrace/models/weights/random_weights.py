@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from headrace.kernels.quantized import QuantizedWeight
-from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.source import Slice, StoredRows
+from headrace.models.spec import ModelSpec
+from headrace.models.weights.no_files import WeightsWithoutFiles
+from headrace.models.weights.source import Slice
 
 _STANDARD_DEVIATION = 0.02
 _POOL_LEN = 4_194_301  # a prime, so that rows of any length start at different offsets in the pool
 
 
-class RandomWeights:
+class RandomWeights(WeightsWithoutFiles):
     """Normally distributed numbers; norm weights are one. A tensor depends on the seed and its name, not on the loading
     order.
 
@@ -25,24 +24,10 @@ class RandomWeights:
     """
 
     def __init__(self, spec: ModelSpec, *, seed: int) -> None:
-        self._shapes = spec.tensor_shapes()
+        super().__init__(spec)
         self._seed = seed
         self._norm_weight = 1.0 - spec.norm_offset
         self._pool: Tensor | None = None  # filled when first needed
-
-    def names(self) -> Collection[str]:
-        return self._shapes.keys()
-
-    def shape(self, name: str) -> Shape:
-        return self._shapes[name]
-
-    @property
-    def num_bytes_read(self) -> int:
-        return 0
-
-    @property
-    def file_reader(self) -> None:
-        return None
 
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """A part has the numbers that it has in the whole tensor."""
@@ -56,12 +41,6 @@ class RandomWeights:
             whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
             if part is not None:
                 out.copy_(part.of(whole))
-
-    def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
-        return None
-
-    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
-        return None
 
     def _fill_part_from_pool(self, name: str, out: Tensor, part: Slice | None) -> None:
         start, width = zlib.crc32(name.encode()), math.prod(self._shapes[name][1:])

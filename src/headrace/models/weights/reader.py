@@ -85,7 +85,7 @@ class WeightReader:
             packed,
             names,
             weights,
-            tuple(self._row_order_on_host(name, size) for name, size in zip(stored, sizes, strict=True)),
+            tuple(self._row_order(name, size) for name, size in zip(stored, sizes, strict=True)),
             tuple(self._scales.get(_name_in_layer(name), 1.0) for name in stored),
         )
 
@@ -117,15 +117,11 @@ class WeightReader:
         return ops.pack_quantized(weight, bias, self._dtype)
 
     def _row_order(self, name: str, num_rows: int) -> Tensor | None:
-        """The order of rows that `_fill` gives to queries and keys."""
+        """The order of rows that `_fill` gives to queries and keys; on the host."""
         if self._head_order is None or not _ROTATED.fullmatch(name):
             return None
-        order = torch.tensor(self._head_order, device=self.device)
-        return (torch.arange(0, num_rows, len(order), device=self.device)[:, None] + order).flatten()
-
-    def _row_order_on_host(self, name: str, num_rows: int) -> Tensor | None:
-        order = self._row_order(name, num_rows)
-        return None if order is None else order.cpu()
+        order = torch.tensor(self._head_order)
+        return (torch.arange(0, num_rows, len(order))[:, None] + order).flatten()
 
     def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
         """Returns the GEMM of a matrix whose columns are divided over the ranks."""

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
 from headrace.kernels.quantized import BLOCK_LEN, FP8, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
-from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.source import Slice, StoredRows
+from headrace.models.spec import ModelSpec
+from headrace.models.weights.no_files import WeightsWithoutFiles
+from headrace.models.weights.source import Slice
 
 _GROUP_LEN = 128  # of four-bit weights that share a scale, in nearly all checkpoints
 _LAYERS = "model.layers."
 
 
-class ShapesOnly:
+class ShapesOnly(WeightsWithoutFiles):
     """A `WeightSource` that fills nothing. Matrices that the checkpoint stores quantized come in that form."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._shapes, self._quantization = spec.tensor_shapes(), spec.quantization
-
-    def names(self) -> Collection[str]:
-        return self._shapes.keys()
-
-    def shape(self, name: str) -> Shape:
-        return self._shapes[name]
-
-    @property
-    def num_bytes_read(self) -> int:
-        return 0
-
-    @property
-    def file_reader(self) -> None:
-        return None
+        super().__init__(spec)
+        self._quantization = spec.quantization
 
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Leaves `out` as it is."""
-
-    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
-        return None
 
     def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
         stored = self._quantization

@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.kernels.quantized import QuantizedWeight, concatenate, take_rows
 from headrace.models.weights.source import ShardedSource
 
-RowOrder = Callable[[str, int], Tensor | None]  # name and number of rows -> [rows] int64; None: as stored
+RowOrder = Callable[[str, int], Tensor | None]  # name and number of rows -> [rows] int64 on the host; None: as stored
 
 
 def read_stored(

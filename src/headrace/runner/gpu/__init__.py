@@ -12,7 +12,9 @@
     graph_sizes      the sizes that CUDA graphs are captured for, and which graph runs a step
     decode_graphs    capture and choice of decode graphs; decode_inputs: their input buffers
     capture          how a step becomes a graph, with the collectives of a divided model inside
-    draft_steps      steps that verify drafts; draft_graphs: drafts of a model; ticket: a submitted step and its result
+    step_sampling    sampling and appending, plain or with all features
+    draft_steps      steps that verify drafts; draft_graphs: drafts of a model
+    ticket           a submitted step and its result; the pinned memory of results in flight
     prefill_graphs   capture of graphs for small steps with prompts
     step_layouts     layout of eager steps; tiles, context_gather and prefix_groups prepare parts of it
     context_splits   how decode attention splits long contexts over programs

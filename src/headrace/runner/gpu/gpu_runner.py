@@ -24,8 +24,6 @@ from torch import Tensor
 from headrace.dist.device_stage_link import DeviceStageLink
 from headrace.kernels import ops
 from headrace.kernels.gpu import slots as slot_kernels
-from headrace.kernels.gpu.sample import sample
-from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
@@ -45,17 +43,17 @@ from headrace.runner.gpu.memory import reserve
 from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs, PrefillShape
 from headrace.runner.gpu.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.gpu.prefix_sharing import can_share_prefixes, seqs_per_tile
-from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder
-from headrace.runner.gpu.ticket import Ticket
+from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder, ordered
+from headrace.runner.gpu.step_sampling import StepSampling
+from headrace.runner.gpu.ticket import RESULTS_IN_FLIGHT, Ticket, TicketRing
 from headrace.runner.gpu.upload import Upload, UploadRing
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots, PromptSpan
 from headrace.runner.readouts import lay_out_readouts
-from headrace.runner.results import to_pinned
 from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
-from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
+from headrace.sampling import Sampler
 from headrace.startup import OnStage, ignore_stage
-from headrace.steps import BROKEN, Drafts, IntArray, Masks, SlotEntry, StepPlan, StepResult
+from headrace.steps import Drafts, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
 Result = TypeVar("Result")
 
@@ -66,10 +64,7 @@ _RANGES = {  # names of a profile's ranges, by method
     "_verify": "decode",
     "_mixed": "prefill",
     "_replay_sampling": "sample",
-    "_sample_plain": "sample",
-    "_sample_with_all_features": "sample",
 }
-_RESULTS_IN_FLIGHT = 16  # as many as a pipeline may have stages, and more
 _SMALL_CONTEXT_BYTES = (
     1 << 30
 )  # of one layer's KV cache: read in 0.25 ms on an H200; the host launches a layer in 0.7 ms
@@ -86,7 +81,7 @@ class GpuRunner:
         on_stage: OnStage = ignore_stage,
         proposer: Proposer | None = None,
     ) -> None:
-        """`proposer`: drafts tokens; None: the host does, or nobody."""
+        """`proposer`: drafts tokens; None: the host drafts, if anything does."""
         spec, device = decoder.spec, decoder.device
         self._decoder, self._device, self._shape = decoder, device, shape
         assert decoder.stages is None or isinstance(decoder.stages, DeviceStageLink)
@@ -121,9 +116,9 @@ class GpuRunner:
         self._seqs_per_tile = seqs_per_tile(spec, self._caches[0].keys.dtype)
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
-        self._results = torch.empty(_RESULTS_IN_FLIGHT, 3 * max_size, dtype=torch.int32, pin_memory=True)
-        self._no_results = torch.empty(2, 0, dtype=torch.int32, device=device)
-        self._slot_numbers = torch.empty(_RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
+        self._tickets = TicketRing(3 * max_size, device)
+        self._sampling = StepSampling(self._slots, self._sampler, self._next_positions, device)
+        self._slot_numbers = torch.empty(RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
             decoder,
             shape,
@@ -173,7 +168,7 @@ class GpuRunner:
         if self.host_blocks is not None:
             self.host_blocks.begin(plan.step, plan.transfers)
             if not len(plan.slots):  # it only copies
-                return self._passed_on(plan)
+                return self._tickets.passed_on(plan)
         upload = self._upload.begin(self._num_values(plan))
         self._apply_changes(plan, upload)
         if self._stages is not None:
@@ -213,6 +208,7 @@ class GpuRunner:
         """Put named ranges around what a step launches; None: no more. Operations have none, since kernels are told
         apart by their names."""
         wrap_methods(self, _RANGES, ranges)
+        self._sampling.use_ranges(ranges)
 
     def close(self) -> None:
         """End after the submitted steps and free graphs, KV cache and slots, even if something still refers to this
@@ -296,7 +292,7 @@ class GpuRunner:
             self._is_sharing = not self._has_adapters and self._share_prefixes(plan, num_seqs, upload)
         graph = self._decode_graphs.fitting(num_seqs, is_sharing=self._is_sharing, has_adapters=self._has_adapters)
         if not plan.is_steady:
-            numbers = self._slot_numbers[plan.step % _RESULTS_IN_FLIGHT, : graph.size]
+            numbers = self._slot_numbers[plan.step % RESULTS_IN_FLIGHT, : graph.size]
             numbers.numpy()[:] = self._slots.padding_slot
             numbers.numpy()[:num_seqs] = plan.slots
             self._decode_slots[: graph.size].copy_(numbers, non_blocking=True)
@@ -305,14 +301,14 @@ class GpuRunner:
         graph.model.replay()
         if graph.sampling is None or graph.sampling_filtered is None:
             self._slots.advance(self._decode_slots[:num_seqs], 1)
-            return self._passed_on(plan)
+            return self._tickets.passed_on(plan)
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
-            return self._ticket(plan, self._replay_sampling(sampling))
+            return self._tickets.of(plan, self._replay_sampling(sampling))
         slots = self._decode_slots[:num_seqs]
         logits = graph.logits[:num_seqs]
-        results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
-        return self._ticket(plan, results, logprobs)
+        results, logprobs = self._sampling.with_all_features(plan, logits, slots, masks, advances=True)
+        return self._tickets.of(plan, results, logprobs)
 
     def _verify(self, plan: StepPlan, drafts: Drafts, upload: Upload, masks: Masks | None) -> Ticket:
         """Run a step that verifies drafts."""
@@ -321,14 +317,8 @@ class GpuRunner:
         graph = self._decode_graphs.fitting(plan.num_batched_tokens, is_sharing=False, has_adapters=has_adapters)
         results, sampled = self._draft_steps.run(plan, drafts, graph, upload, masks)
         self._is_sharing = False
-        self._unread = replace(self._ticket(plan, results, sampled.logprobs), num_rows=plan.num_tokens)
+        self._unread = replace(self._tickets.of(plan, results, sampled.logprobs), num_rows=plan.num_tokens)
         return self._unread
-
-    def _passed_on(self, plan: StepPlan) -> Ticket:
-        """The ticket of a stage whose hidden states go to the next one: its step has no results."""
-        done = torch.cuda.Event()
-        done.record()
-        return Ticket(plan.step, plan.slots[:0], self._results[0, :0].view(2, 0), None, None, done)
 
     def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
         sampling.graph.replay()
@@ -415,11 +405,12 @@ class GpuRunner:
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._decode_slots[: logits.shape[0]]
-        return self._sample_plain(logits, slots, has_filters=has_filters, advances=True)
+        return self._sampling.plain(logits, slots, has_filters=has_filters, advances=True)
 
     def _mixed(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:
         """Run any step, in this order: decode, prefill continuations, fresh prefills."""
-        plan, num_decodes, num_fresh = self._ordered(plan)
+        plan, num_decodes, num_fresh = ordered(plan, self._next_positions[plan.slots])
+        self._next_positions[plan.slots] += plan.num_tokens
         self._is_sharing = False
         spans = self._prompt_logprobs.spans(
             plan.slots, plan.num_tokens, self._next_positions[plan.slots] - plan.num_tokens
@@ -446,16 +437,16 @@ class GpuRunner:
         slots, num_tokens, _, sampling_slots = (upload.get(place) for place in places)
         self._slots.advance(slots, num_tokens)
         if not self._decoder.is_last_stage:
-            return self._passed_on(plan)
+            return self._tickets.passed_on(plan)
         if not len(sampling):
-            return self._ticket(plan, self._no_results, None, outputs)
+            return self._tickets.without_samples(plan, outputs)
         logits = self._decoder.logits(outputs.last_hidden)
         if self._sampler.is_plain(plan.slots[sampling]):
             has_filters = self._sampler.has_filters(plan.slots[sampling])
-            results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
-            return self._ticket(plan, results, None, outputs)
-        sampled = self._sample_with_all_features(plan, logits, sampling_slots, masks, advances=False)
-        return self._ticket(plan, *sampled, outputs)
+            results = self._sampling.plain(logits, sampling_slots, has_filters=has_filters, advances=False)
+            return self._tickets.of(plan, results, None, outputs)
+        sampled = self._sampling.with_all_features(plan, logits, sampling_slots, masks, advances=False)
+        return self._tickets.of(plan, *sampled, outputs)
 
     def _prefill_graph(self, plan: StepPlan, num_decodes: int) -> PrefillGraph | None:
         num_prompts = len(plan.slots) - num_decodes
@@ -494,75 +485,7 @@ class GpuRunner:
             self._decoder, token_ids, layout, self._caches, host_ends, spans, readouts, self._slots.tokens
         )
 
-    def _ordered(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
-        """The plan with decode slots first, the longest context first, and fresh prefills last; the numbers of both."""
-        is_prefill = plan.num_tokens > 1
-        num_decodes = int(np.argmax(is_prefill)) if is_prefill.any() else len(is_prefill)
-        positions = self._next_positions[plan.slots]
-        is_fresh = positions == 0
-        is_fresh[:num_decodes] = False
-        self._next_positions[plan.slots] += plan.num_tokens
-        chunks = num_decodes + np.argsort(is_fresh[num_decodes:], kind="stable")
-        order = np.concatenate([np.argsort(-positions[:num_decodes], kind="stable"), chunks])
-        ordered = replace(plan, slots=plan.slots[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
-        return ordered, num_decodes, int(is_fresh.sum())
-
     def _splits(self, num_seqs: int, spec: ModelSpec | None = None) -> Splits:
         spec = self._decoder.spec if spec is None else spec
         splits = splits_of(num_seqs, programs_per_decode(spec), spec.head_dim, self._shape.max_model_len)
         return replace(splits, arrivals=self._arrivals)
-
-    # ---- sampling
-
-    def _sample_plain(self, logits: Tensor, slots: Tensor, *, has_filters: bool, advances: bool) -> Tensor:
-        """Sample with temperature, filters and seed. Needs no host, so that a graph can hold it. [2, B] int32."""
-        columns = self._sampler.columns
-        sampled = torch.empty(slots.shape[0], dtype=torch.int64, device=self._device)
-        flags = torch.empty(slots.shape[0], dtype=torch.uint8, device=self._device)
-        filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
-        sample(logits, slots, self._slots.lens, columns["temperature"], columns["seed"], sampled, flags, filters)
-        return self._append(slots, sampled, flags, advances=advances)
-
-    def _sample_with_all_features(
-        self, plan: StepPlan, logits: Tensor, slots: Tensor, masks: Masks | None, *, advances: bool
-    ) -> tuple[Tensor, SampledLogprobs | None]:
-        slots_long = slots.long()
-        host_slots = plan.slots if plan.samples.all() else plan.slots[plan.samples]
-        sampled = self._sampler.sample(
-            logits.float(),
-            slots_long,
-            self._slots.lens[slots_long],
-            host_slots=host_slots,
-            host_lens=self._next_positions[host_slots],  # all tokens are computed
-            # The model is already running when this waits for the masks.
-            masks=None if masks is None else PlacedMasks.of(masks, host_slots, self._device),
-        )
-        flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
-        return self._append(slots, sampled.tokens, flags, advances=advances), sampled.logprobs
-
-    def _append(self, slots: Tensor, sampled: Tensor, flags: Tensor, *, advances: bool) -> Tensor:
-        columns = self._sampler.columns
-        return self._slots.append(
-            slots,
-            sampled,
-            flags,
-            end_len=columns["end_len"],
-            stop_token_ids=columns["stop_token_ids"],
-            advances=advances,
-        )
-
-    def _ticket(
-        self,
-        plan: StepPlan,
-        results: Tensor,
-        logprobs: SampledLogprobs | None = None,
-        outputs: StepOutputs | None = None,
-    ) -> Ticket:
-        """Start copying the results to the host. Contiguous on both sides: any other copy would wait for the device."""
-        pinned = self._results[plan.step % _RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
-        pinned.copy_(results, non_blocking=True)
-        logprobs = None if logprobs is None else to_pinned(logprobs)
-        outputs = None if outputs is None else outputs.to_pinned()
-        done = torch.cuda.Event()
-        done.record()
-        return Ticket(plan.step, plan.slots[plan.samples], pinned, logprobs, outputs, done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,25 @@ from headrace.runner.gpu.tiles import tiles_of
 from headrace.runner.gpu.upload import Upload
 from headrace.runner.shape import RunnerShape
 from headrace.steps import IntArray, StepPlan
+
+
+class OrderedPlan(NamedTuple):
+    plan: StepPlan
+    num_decodes: int
+    num_fresh: int  # fresh prefills
+
+
+def ordered(plan: StepPlan, positions: IntArray) -> OrderedPlan:
+    """Puts decode slots first, the longest context first, and fresh prefills last. `positions`: computed tokens of the
+    plan's slots."""
+    is_prefill = plan.num_tokens > 1
+    num_decodes = int(np.argmax(is_prefill)) if is_prefill.any() else len(is_prefill)
+    is_fresh = positions == 0
+    is_fresh[:num_decodes] = False
+    chunks = num_decodes + np.argsort(is_fresh[num_decodes:], kind="stable")
+    order = np.concatenate([np.argsort(-positions[:num_decodes], kind="stable"), chunks])
+    in_order = replace(plan, slots=plan.slots[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
+    return OrderedPlan(in_order, num_decodes, int(is_fresh.sum()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A submitted step of the GPU, and its result once the step is done."""
+"""A submitted step of the GPU, its result once the step is done, and the pinned memory in which results arrive."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.runner.results import step_logprobs
+from headrace.runner.results import step_logprobs, to_pinned
 from headrace.runner.step_outputs import StepOutputs
 from headrace.runner.verification import kept_logprobs
 from headrace.sampling import SampledLogprobs
-from headrace.steps import IntArray, StepResult
+from headrace.steps import IntArray, StepPlan, StepResult
+
+RESULTS_IN_FLIGHT = 16  # as many as a pipeline may have stages, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +59,37 @@ class Ticket:
             None if logprobs is None else kept_logprobs(logprobs, np.repeat(self.slots, num_rows), is_kept),
             num_sampled=num_sampled,
         )
+
+
+class TicketRing:
+    """Owns the pinned memory for the results of the steps in flight, and starts their copies to it."""
+
+    def __init__(self, max_values: int, device: torch.device) -> None:
+        self._pinned = torch.empty(RESULTS_IN_FLIGHT, max_values, dtype=torch.int32, pin_memory=True)
+        self._no_results = torch.empty(2, 0, dtype=torch.int32, device=device)
+
+    def of(
+        self,
+        plan: StepPlan,
+        results: Tensor,
+        logprobs: SampledLogprobs | None = None,
+        outputs: StepOutputs | None = None,
+    ) -> Ticket:
+        """Start copying the results to the host. Contiguous on both sides: any other copy would wait for the device."""
+        pinned = self._pinned[plan.step % RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
+        pinned.copy_(results, non_blocking=True)
+        logprobs = None if logprobs is None else to_pinned(logprobs)
+        outputs = None if outputs is None else outputs.to_pinned()
+        done = torch.cuda.Event()
+        done.record()
+        return Ticket(plan.step, plan.slots[plan.samples], pinned, logprobs, outputs, done)
+
+    def without_samples(self, plan: StepPlan, outputs: StepOutputs) -> Ticket:
+        """The ticket of a step that only computes parts of prompts."""
+        return self.of(plan, self._no_results, None, outputs)
+
+    def passed_on(self, plan: StepPlan) -> Ticket:
+        """The ticket of a stage whose hidden states go to the next one: its step has no results."""
+        done = torch.cuda.Event()
+        done.record()
+        return Ticket(plan.step, plan.slots[:0], self._pinned[0, :0].view(2, 0), None, None, done)

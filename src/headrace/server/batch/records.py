@@ -96,6 +96,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     times: dict[str, int] = {}  # of the other states, by their names
     model: str | None = None
+    adapters: dict[
+        str, str
+    ] = {}  # that its lines name: the directories from which they were loaded when it was validated
     metadata: dict[str, str] | None = None
     output_expires_after_s: int | None = None
     priority: int = 0  # lower numbers run first

@@ -15,8 +15,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,8 @@ StartFor = Callable[[Batch], list[Start]]  # how the job of a batch gets its eng
 
 
 class BatchRunner:
-    """Owns the two threads. `start_for` gives the engines of the server, which other requests use too."""
+    """Owns the two threads. `start_for` gives the engines of the server, which other requests use too, and `adapters`
+    the directories of the LoRA adapters that are loaded now, by name."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class BatchRunner:
         model_name: str,
         max_requests: int,
         other_names: Collection[str] = (),
+        adapters: Callable[[], Mapping[str, str]] = dict,
         parser_names: ParserNames = AUTOMATIC,
         on_close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
@@ -71,6 +74,7 @@ class BatchRunner:
         self._start_for = start_for
         self._model_name = model_name
         self._other_names = other_names
+        self._adapters = adapters
         self._max_requests = max_requests
         self._parser_names = parser_names
         self._on_close = on_close
@@ -86,6 +90,7 @@ class BatchRunner:
         self.num_failed = 0
         self._deadlines: dict[str, Deadline] = {}
         self._retry_at: dict[str, float] = {}  # batches that wait after a failure
+        self._reasons: dict[str, str] = {}  # why they wait, as logged
         self._started_at, self._started_monotonic = clock(), time.monotonic()
         self._swept_at = self._started_monotonic
         self._threads = [
@@ -226,18 +231,27 @@ class BatchRunner:
     # ---- states
 
     def _validate(self, batch: Batch) -> None:
+        loaded = dict(self._adapters())
         found = validate(
             self._input(batch.id),
             endpoint=batch.endpoint,
             model_name=self._model_name,
             max_requests=self._max_requests,
             other_names=self._other_names,
+            adapters=loaded,
         )
         if found.errors:
             self._move(batch, "failed", "validating", errors=found.errors)
             self._remove_job(batch.id)
             return
-        self._move(batch, "in_progress", "validating", model=self._model_name, counts=Counts(found.num_lines))
+        self._move(
+            batch,
+            "in_progress",
+            "validating",
+            model=self._model_name,
+            adapters={name: str(Path(loaded[name]).expanduser().absolute()) for name in sorted(found.adapters)},
+            counts=Counts(found.num_lines),
+        )
         crash_points.reach("batch-validated")
         self.wake()
 
@@ -269,8 +283,7 @@ class BatchRunner:
                 on_begin=partial(self._begun, batch),
             )
         except (ResumableJobError, EngineDeadError) as error:
-            log.warning("batch %s waits: %s", batch.id, error)
-            self._retry_later(batch.id)
+            self._retry_later(batch.id, str(error))
             return None
         except HeadraceError as error:
             if self._status_of(batch.id) == "cancelling":
@@ -288,13 +301,17 @@ class BatchRunner:
     def _begun(self, batch: Batch, stop: Callable[[], None]) -> None:
         """The job's directory exists now. A stop or a cancel that came before could not reach the job."""
         self._stop_run, self._overtakable = stop, batch
+        self._reasons.pop(batch.id, None)
         if self._closing.is_set():
             stop()
         if self._status_of(batch.id) == "cancelling":
             self.cancel(batch.id)
         self.wake()  # a more urgent batch may have become ready meanwhile
 
-    def _retry_later(self, batch_id: str) -> None:
+    def _retry_later(self, batch_id: str, reason: str) -> None:
+        if self._reasons.get(batch_id) != reason:  # it may be the same for hours
+            log.warning("batch %s waits: %s", batch_id, reason)
+        self._reasons[batch_id] = reason
         self._retry_at[batch_id] = time.monotonic() + RETRY_S
 
     def _spec(self, batch: Batch, *, num_workers: int) -> JobSpec:
@@ -303,7 +320,8 @@ class BatchRunner:
         return JobSpec(
             input=str(self._input(batch.id)),
             output=str(self._store.job_path(batch.id) / "results.jsonl"),
-            config=self._config,
+            config=self._config_with(self._adapters_of(batch)),
+            model_names=(self._model_name, *self._other_names),
             workers=num_workers,
             input_format="jsonl",
             output_format="jsonl",
@@ -312,6 +330,23 @@ class BatchRunner:
             disk_wait_s=24 * 3600.0,
             parser_names=self._parser_names,
         )
+
+    def _config_with(self, adapters: dict[str, str]) -> EngineConfig:
+        """For the job, which loads no adapters: their names are what lines may ask for, and their files are compared
+        when the job is resumed."""
+        return replace(self._config, lora_modules=adapters or None, max_loras=None)
+
+    def _adapters_of(self, batch: Batch) -> dict[str, str]:
+        """The directories from which the batch's adapters are loaded now. One that was loaded while the server ran is
+        not there after a restart, until it is loaded again: the batch waits for it."""
+        loaded = self._adapters()
+        missing = [name for name in batch.adapters if name not in loaded]
+        if missing and not self._deadline(batch).is_over:
+            raise ResumableJobError(
+                f"its lines name the adapter {missing[0]!r}, which is not loaded; load it, for instance from "
+                f"{batch.adapters[missing[0]]}, or cancel the batch"
+            )
+        return {name: loaded.get(name, directory) for name, directory in batch.adapters.items()}
 
     def _deadline(self, batch: Batch) -> Deadline:
         """Never later than the window from now, whatever the clock says after a restart."""
@@ -336,8 +371,7 @@ class BatchRunner:
                 self._store.file_path(file.id).unlink(missing_ok=True)
             if isinstance(error, OSError) and not is_no_room(error):
                 raise
-            log.warning("the files of batch %s cannot be written, the disk is full; trying again", batch.id)
-            self._retry_later(batch.id)
+            self._retry_later(batch.id, "its files cannot be written, the disk is full; trying again")
             return
         crash_points.reach("batch-ended")
         self.num_answered += written.num_answers
@@ -399,4 +433,5 @@ class BatchRunner:
     def _remove_job(self, batch_id: str) -> None:
         self._deadlines.pop(batch_id, None)
         self._retry_at.pop(batch_id, None)
+        self._reasons.pop(batch_id, None)
         shutil.rmtree(self._store.job_path(batch_id), ignore_errors=True)

@@ -46,10 +46,11 @@ def build_service(
     shared = _SharedEngine(engine, options, model_name)
     runner = BatchRunner(
         store,
-        replace(config, lora_modules=None),  # lines of batches run with the model itself
+        config,
         shared.start_for,
         model_name=model_name,
         other_names=options.model_names[1:],
+        adapters=lambda: engine.adapters,
         max_requests=options.max_batch_requests,
         parser_names=options.parser_names,
         on_close=shared.closing.set,

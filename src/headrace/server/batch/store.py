@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import ConfigError, HeadraceError, JobError
+from headrace.errors import ConfigError, HeadraceError, JobError, reason_of
 from headrace.jobs import crash_points
 from headrace.jobs.files import sync_directory
 from headrace.jobs.store.lock import JobLock, holder_of
@@ -70,7 +70,7 @@ class BatchStore:
             holder = holder_of(directory / "lock")
             raise ConfigError(f"another server uses the batch directory {directory}: {holder}; give another") from error
         except OSError as error:
-            raise ConfigError(f"the batch directory {directory} cannot be used: {error}") from error
+            raise ConfigError(f"the batch directory {directory} cannot be used: {reason_of(error)}") from error
         self._guard = threading.Lock()
         try:
             self._database = _open(directory / "batches.sqlite3")

@@ -14,14 +14,15 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import RequestError
+from headrace.errors import RequestError, nearest
 from headrace.jobs.formats import open_source
 from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine
 from headrace.jobs.input.openai_lines import DUPLICATE_ID, read_endpoint
-from headrace.openai.errors import UNSUPPORTED
+from headrace.openai.errors import MODEL_NOT_FOUND, UNSUPPORTED
 from headrace.server.batch.records import LineError
 
 MAX_ERRORS = 1_000  # more are counted, and not listed
+MAX_SHOWN = 100  # characters of a value in a message
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Validated:
     num_lines: int = 0
     num_errors: int = 0
     errors: list[LineError] = field(default_factory=list)
+    adapters: set[str] = field(default_factory=set)  # that lines name
 
     def add(self, error: LineError) -> None:
         self.num_errors += 1
@@ -39,10 +41,16 @@ class Validated:
 
 
 def validate(
-    path: Path, *, endpoint: str, model_name: str, max_requests: int, other_names: Collection[str] = ()
+    path: Path,
+    *,
+    endpoint: str,
+    model_name: str,
+    max_requests: int,
+    other_names: Collection[str] = (),
+    adapters: Collection[str] = (),
 ) -> Validated:
-    found = Validated()
-    check = _LineCheck(endpoint, model_name, other_names)
+    check = _LineCheck(endpoint, (model_name, *other_names), adapters)
+    found = Validated(adapters=check.adapters_used)
     with closing(open_source(str(path), format="jsonl")) as source:
         for lines in source.read_batches(limit=max_requests + 1):
             for line in lines:
@@ -63,10 +71,11 @@ def validate(
 class _LineCheck:
     """The checks of one file's lines, in their order."""
 
-    def __init__(self, endpoint: str, model_name: str, other_names: Collection[str]) -> None:
+    def __init__(self, endpoint: str, model_names: Collection[str], adapters: Collection[str]) -> None:
         self._endpoint = endpoint
-        self._model_name = model_name
-        self._model_names = (model_name, *other_names)
+        self._model_names = model_names
+        self._adapters = adapters
+        self.adapters_used: set[str] = set()
         self._decode = msgspec.json.Decoder().decode
         self._first_lines: dict[str, int] = {}  # by custom_id
 
@@ -97,9 +106,13 @@ class _LineCheck:
 
     def _error_in_body(self, body: dict[str, Any], number: int) -> LineError | None:
         model = body.get("model")
-        if model is not None and model not in self._model_names:
-            message = f"there is no model {_shown(model)} here; this server has {self._model_name!r}"
-            return LineError("model_not_found", message, number, "body.model")
+        if isinstance(model, str) and model in self._adapters:
+            self.adapters_used.add(model)
+        elif model is not None and model not in self._model_names:
+            known = (*self._model_names, *self._adapters)
+            guess = nearest(str(model)[:MAX_SHOWN], known).rstrip("?")
+            message = f"there is no model {_shown(model)} here{guess}; this server has {', '.join(map(repr, known))}"
+            return LineError(MODEL_NOT_FOUND, message, number, "body.model")
         if body.get("stream"):
             return LineError(UNSUPPORTED, "a batch cannot stream; leave stream out", number, "body.stream")
         return None
@@ -107,4 +120,4 @@ class _LineCheck:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -19,7 +19,7 @@ from headrace.engine.prompts import TokenizedPrompt
 from headrace.errors import RequestError
 from headrace.monitor.times import RequestMeter
 from headrace.openai.answer_format import NO_PARSERS, AnswerUse, read_answer_use
-from headrace.openai.errors import bad_request, not_supported
+from headrace.openai.errors import MODEL_NOT_FOUND, bad_request, not_supported
 from headrace.openai.sampling import Limits
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.common import StreamOptions
@@ -63,7 +63,7 @@ def check_model(services: Services, name: str | None, *, generates: bool = True)
             404,
             f"there is no model {name!r} here; this server has {known}",
             param="model",
-            code="model_not_found",
+            code=MODEL_NOT_FOUND,
         )
 
 

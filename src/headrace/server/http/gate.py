@@ -30,6 +30,7 @@ Header = tuple[bytes, bytes]
 
 MAX_PRESENTED_KEYS = 4
 MAX_HELD_BODIES = 64  # limit on all bodies held at once, in multiples of max_body_bytes
+DROP_BODY_S = 5.0  # for the rest of a body that was refused
 PREFLIGHT_SECONDS = b"600"
 TOKEN_COUNTS = ("num_prompt_tokens", "num_output_tokens")  # of a request, once an endpoint knows them
 
@@ -266,7 +267,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, answer: _Answ
 async def _drop_body(receive: Receive, options: ServerOptions) -> None:
     num_bytes = 0
     try:
-        async with asyncio.timeout(min(5.0, options.read_timeout_s)):
+        async with asyncio.timeout(min(DROP_BODY_S, options.read_timeout_s)):
             while num_bytes <= options.max_body_bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):

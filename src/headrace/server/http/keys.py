@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, reason_of
 from headrace.server.options import ServerOptions
 
 ENVIRONMENT = ("HEADRACE_API_KEY", "VLLM_API_KEY")
@@ -112,7 +112,7 @@ class Keys:
             lines = path.read_text(encoding="utf-8").splitlines()
             is_open = bool(path.stat().st_mode & stat.S_IROTH)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+            raise ConfigError(f"the key file {path} cannot be read: {reason_of(error)}") from error
         if is_open:
             self._print_line(f"warning: every user of this machine can read the keys in {path}; run chmod 600 on it")
         keys = [self._from_line(line, number, path) for number, line in enumerate(lines, 1) if _has_key(line)]

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 import uvicorn
 import uvloop
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, reason_of
 from headrace.garbage import freeze_loaded_objects
 from headrace.server.http.gate import Application
 from headrace.server.http.protocol import ConnectionLimits, GuardedProtocol
@@ -189,7 +189,7 @@ def open_listener(options: ServerOptions) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {options.host} port {options.port}: {error}; --host and --port choose another"
+            f"cannot listen on {options.host} port {options.port}: {reason_of(error)}; --host and --port choose another"
         ) from error
     return listener
 

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, reason_of
 
 
 class UnixListener(socket.socket):
@@ -22,7 +22,7 @@ class UnixListener(socket.socket):
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"cannot listen on the Unix socket {path}: {error}; --uds chooses another path"
+                f"cannot listen on the Unix socket {path}: {reason_of(error)}; --uds chooses another path"
             ) from error
         self._path = path
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, reason_of
 from headrace.scrape.client import UnreachableError, base_address
 
 DNS = "dns+"  # dns+http://name:8000: every address that the name has is a replica
@@ -47,7 +47,7 @@ class Sources:
             stat = file.stat()
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the file of replicas {file} cannot be read: {error}") from error
+            raise ConfigError(f"the file of replicas {file} cannot be read: {reason_of(error)}") from error
         self._seen = (stat.st_mtime_ns, stat.st_size)
         return [_checked(line.strip()) for line in lines if line.strip() and not line.lstrip().startswith("#")]
 

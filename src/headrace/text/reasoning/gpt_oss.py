@@ -4,7 +4,7 @@
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
 The prompt ends with `<|start|>assistant`. Messages to a function are passed on as they are, with their header, for the
-tool parser; commentary to nobody is text.
+tool parser; commentary without a recipient is text.
 """
 
 from __future__ import annotations

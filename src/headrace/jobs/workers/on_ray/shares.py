@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import CPU_MEMORY_SHARE
+from headrace.engine.memory_budget import CPU_MEMORY_SHARE
 from headrace.engine.shares import EngineShare
 
 

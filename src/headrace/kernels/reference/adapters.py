@@ -1,4 +1,4 @@
-"""The low-rank products of adapters (LoRA) in plain PyTorch, for a CPU too. The rows of one adapter are computed
+"""The low-rank products of adapters (LoRA) in plain PyTorch. The rows of one adapter are computed
 together: one GEMM down to its rank, and one up for each piece of the output."""
 
 from __future__ import annotations
