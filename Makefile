@@ -51,8 +51,8 @@ ray-test: $(VENV)/.ready-ray  ## the tests that start Ray clusters on this machi
 clients: $(VENV)/.ready-dev  ## real clients against the server, each installed into an environment of its own (minutes)
 	@$(BIN)/python -m tests.clients.run $(ARGS)
 
-compat: $(VENV)/.ready-dev  ## the server tests of vLLM and SGLang: VLLM=CHECKOUT SGLANG=CHECKOUT (half an hour)
-	@$(BIN)/python -m tests.compat.run $(if $(VLLM),--vllm $(VLLM)) $(if $(SGLANG),--sglang $(SGLANG)) $(ARGS)
+compat: $(VENV)/.ready-dev  ## the server tests of other projects: VLLM=CHECKOUT SGLANG=CHECKOUT LLAMA_CPP=CHECKOUT (an hour)
+	@$(BIN)/python -m tests.compat.run $(if $(VLLM),--vllm $(VLLM)) $(if $(SGLANG),--sglang $(SGLANG)) $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) $(ARGS)
 
 torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
 	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)

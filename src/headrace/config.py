@@ -114,6 +114,9 @@ class EngineConfig:
     cpu_offload_gb: float = setting(
         0.0, "GiB that the GPU holds less of the layers' weights, which stream from host memory in every step"
     )
+    cpu_offload_path: str | None = setting(
+        None, "a directory on a local disk for streamed weights that do not fit in host memory; default: none"
+    )
     kv_cache_memory_bytes: int | None = setting(None, "size of the KV cache in bytes; default: from free memory")
     num_gpu_blocks_override: int | None = setting(None, "number of KV-cache blocks, instead of sizing by memory")
     kv_offload_gib: float | None = setting(
@@ -217,8 +220,12 @@ class EngineConfig:
             )
 
     def _check_offload(self) -> None:
-        if not isinstance(self.kv_offload_path, (str, NoneType)) or self.kv_offload_path == "":
-            raise ConfigError(f"kv_offload_path must be a directory, got {self.kv_offload_path!r}")
+        for name in ("kv_offload_path", "cpu_offload_path"):
+            path = getattr(self, name)
+            if not isinstance(path, (str, NoneType)) or path == "":
+                raise ConfigError(f"{name} must be a directory, got {path!r}")
+        if self.cpu_offload_path is not None and not self.cpu_offload_gb:
+            raise ConfigError("cpu_offload_path is for a part of cpu_offload_gb, which is not set; set both")
         for name in ("kv_offload_gib", "kv_offload_disk_gib"):
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -315,6 +322,7 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     gpu_memory_utilization: float | None
     cpu_offload_gb: float
+    cpu_offload_path: str | None
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
     kv_offload_gib: float | None

@@ -24,8 +24,12 @@ EXAMPLES |= {"disable_custom_all_reduce": True, "speculative_model": "d"}
 EXAMPLES |= {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
 EXAMPLES |= {"master_addr": "10.0.0.1", "distributed_executor_backend": "ray", "attention_backend": "TRITON_ATTN"}
-EXAMPLES |= {"enable_lora": True, "lora_modules": "name=path", "kv_offload_path": "d"}
-NEEDED = {"node_rank": ["--nnodes", "8"], "kv_offload_disk_gib": ["--kv-offload-path", "d"]}  # by the value of a flag
+EXAMPLES |= {"enable_lora": True, "lora_modules": "name=path", "kv_offload_path": "d", "cpu_offload_path": "d"}
+NEEDED = {  # by the value of a flag
+    "node_rank": ["--nnodes", "8"],
+    "kv_offload_disk_gib": ["--kv-offload-path", "d"],
+    "cpu_offload_path": ["--cpu-offload-gb", "8"],
+}
 
 
 def parser() -> CommandParser:

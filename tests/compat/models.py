@@ -1,5 +1,5 @@
 """The models that stand for those of the tests, written below build/compat: each a checkpoint, a tokenizer and, for
-tests of LoRA, an adapter that changes nothing."""
+tests of LoRA, an adapter with random weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.clients.tools_model import TEMPLATE, write_tools_model
 from tests.compat import scripted_model
 from tests.engine.tiny_encoders import save_encoder
 
-SMOLLM2, SCRIPTED, ENCODER = "smollm2", "scripted", "encoder"
+SMOLLM2, SCRIPTED, ENCODER, RERANKER = "smollm2", "scripted", "encoder", "reranker"
 MAX_MODEL_LEN, SHORT_LEN = 16384, 1536
 LORA_RANK = 8
 
@@ -98,6 +98,11 @@ def _write_encoder(folder: Path) -> None:
     save_encoder(folder, "xlm-roberta", max_position_embeddings=514)
 
 
+def _write_reranker(folder: Path) -> None:
+    """A small BERT with random weights and one output, for tests of a cross-encoder."""
+    save_encoder(folder, "bert", "ForSequenceClassification", num_labels=1, max_position_embeddings=512)
+
+
 WRITERS = {
     SMOLLM2: Writer(
         _write_smollm2,
@@ -105,18 +110,20 @@ WRITERS = {
     ),
     SCRIPTED: Writer(_write_scripted, lambda folder: StandIn(SCRIPTED, folder, folder)),
     ENCODER: Writer(_write_encoder, lambda folder: StandIn(ENCODER, folder, folder)),
+    RERANKER: Writer(_write_reranker, lambda folder: StandIn(RERANKER, folder, folder)),
 }
 
 
 def _write_adapter(folder: Path, *, num_layers: int, hidden: int, query: int, value: int) -> None:
-    """A LoRA adapter in PEFT's format. Its B matrices are zero, so answers stay those of the base model."""
+    """A LoRA adapter in PEFT's format. Its random product is small, so answers differ and are still texts."""
     folder.mkdir(exist_ok=True)
+    torch.manual_seed(3)
     tensors = {}
     for layer in range(num_layers):
         for name, width in (("q_proj", query), ("v_proj", value)):
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.full((LORA_RANK, hidden), 0.01)
-            tensors[f"{prefix}.lora_B.weight"] = torch.zeros(width, LORA_RANK)
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(LORA_RANK, hidden) * hidden**-0.5
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(width, LORA_RANK) * 0.02
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",

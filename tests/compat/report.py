@@ -24,19 +24,20 @@ KINDS = {  # of tests that do not pass, in the order of the page
 
 
 _INTRODUCTION = """\
-The server tests of vLLM and SGLang, run against `headrace serve`. Their files are not changed. An adapter starts the
-server with another model, leaves out flags of types, GPUs and images, limits contexts, and runs tests that are marked
-to be skipped on other hardware. `make compat VLLM=DIRECTORY SGLANG=DIRECTORY` writes this page from checkouts of the
-two projects; the reasons are in `tests/compat/scope.toml`, the date and the commit of each test's last run in
-`tests/compat/results/`.
+The server tests of vLLM, SGLang and llama.cpp, run against `headrace serve`. Their files are not changed. An adapter
+starts the server with another model, leaves out flags of types, GPUs and images, limits contexts, and runs tests that
+are marked to be skipped on other hardware; llama.cpp's paths get the prefix /v1. `make compat VLLM=DIRECTORY
+SGLANG=DIRECTORY LLAMA_CPP=DIRECTORY` writes this page from checkouts of the projects; the reasons are in
+`tests/compat/scope.toml`, the date and the commit of each test's last run in `tests/compat/results/`.
 
-Headrace {version} on a CPU, {dates}. The models that stand for those of the tests:
+Headrace {version} on a CPU, {runs}. The models that stand for those of the tests:
 
 - In most files a tiny Qwen3 whose weights are computed to write given texts (`tests/compat/scripted_model.py`):
   reasoning between tags, then a short answer or a call of the test's tool; in `/v1/completions` prose without an end.
   So these tests show what the server does, and nothing about a model.
-- SmolLM2-135M-Instruct, with a chat template that shows tools, in some; a small encoder with random weights in tests of
-  an embedding model. `tests/compat/results/` names the model of each.
+- SmolLM2-135M-Instruct, with a chat template that shows tools, in some, with a LoRA adapter of random weights; small
+  encoders with random weights in tests of an embedding model or a reranker. `tests/compat/results/` names the model of
+  each.
 
 Tests that expect words, knowledge or token counts of another model cannot pass."""
 
@@ -79,15 +80,18 @@ class Project:
         return f"{title}: {self.counts[PASSED]} of {self.num_applicable} tests of its server pass; others: {others}"
 
     def _judged(self, result: Result) -> Judged:
-        if result.outcome == PASSED:
-            return Judged(result, PASSED)
         if result.outcome == OUTSIDE:
-            return Judged(result, "outside", f"calls functions of {self.scope['title']}")
+            own = self.scope.get("own_code", f"calls functions of {self.scope['title']}")
+            return Judged(result, "outside", own)
+        rule = self._rule_of(result)
+        if result.outcome == PASSED and not (rule or {}).get("even_if_passed"):
+            return Judged(result, PASSED)
+        return Judged(result, NO_REASON) if rule is None else Judged(result, rule["kind"], rule["reason"])
+
+    def _rule_of(self, result: Result) -> dict[str, Any] | None:
         name = result.test.removeprefix(self.folder + "/")
-        for rule in self.scope.get("reasons", []):
-            if any(fnmatchcase(name, pattern) for pattern in rule["tests"]):
-                return Judged(result, rule["kind"], rule["reason"])
-        return Judged(result, NO_REASON, "")
+        rules: list[dict[str, Any]] = self.scope.get("reasons", [])
+        return next((each for each in rules if any(fnmatchcase(name, pattern) for pattern in each["tests"])), None)
 
 
 def page(projects: Sequence[Project], *, version: str) -> str:
@@ -97,9 +101,7 @@ def page(projects: Sequence[Project], *, version: str) -> str:
 def _introduction(projects: Sequence[Project], version: str) -> Iterator[str]:
     yield "# Compatibility"
     yield ""
-    dates = sorted({result.date for project in projects for result in project.results}) or ["not run"]
-    shown = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    yield from _INTRODUCTION.format(version=version, dates=shown).splitlines()
+    yield from _INTRODUCTION.format(version=version, runs=_runs(projects)).splitlines()
     yield ""
     yield "| Tests of | commit | of its server | passed | missing | different | other model | not about a server |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -109,6 +111,15 @@ def _introduction(projects: Sequence[Project], version: str) -> Iterator[str]:
         cells = [counts[PASSED], missing, counts["different"], counts["model"], counts["outside"]]
         yield f"| {title} | {project.commit} | {project.num_applicable} | " + " | ".join(map(str, cells)) + " |"
     yield ""
+
+
+def _runs(projects: Sequence[Project]) -> str:
+    """When and at which commits the tests ran."""
+    results = [result for project in projects for result in project.results]
+    dates = sorted({result.date for result in results}) or ["not run"]
+    commits = sorted({result.commit for result in results if result.commit})
+    shown = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"{shown}, at commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else shown
 
 
 def _part(project: Project) -> Iterator[str]:

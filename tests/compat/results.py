@@ -23,7 +23,7 @@ class Result:
     line: int | None
     model: str = ""  # what stood for the test's model
     date: str = ""
-    commit: str = ""  # of Headrace
+    commit: str = ""  # the last one that changed Headrace itself
     message: str = ""  # of a failure; not stored
 
     @property

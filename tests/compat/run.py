@@ -1,4 +1,5 @@
-"""Runs the server tests of vLLM and SGLang against `headrace serve`: `make compat VLLM=CHECKOUT SGLANG=CHECKOUT`.
+"""Runs the server tests of vLLM, SGLang and llama.cpp against `headrace serve`:
+`make compat VLLM=CHECKOUT SGLANG=CHECKOUT LLAMA_CPP=CHECKOUT`.
 
 Nothing is fetched and nothing is written into the checkouts. The tests run in an environment of their own under
 build/compat, with the adapter in place of what they import of their own project. Results are kept in results/, so that
@@ -11,6 +12,7 @@ import argparse
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -35,9 +37,18 @@ NOTES, LOG = BUILD / f"notes-{os.getpid()}.jsonl", BUILD / "server.log"
 PAGE = ROOT / "docs/compatibility.md"
 PACKAGES = (
     *("anthropic==0.125.0", "openai==3.49.0", "pytest-asyncio", "schemathesis==4.32.5", "httpx", "jsonschema"),
+    "pytest<9.2",  # as schemathesis needs it
     *("pybase64", "regex", "requests", "fastapi", "prometheus-client", "model-hosting-container-standards"),
 )
-FILE_TIMEOUT_S = 900.0
+FILE_TIMEOUT_S, STOP_TIMEOUT_S = 900.0, 60.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests of a file that run with one model."""
+
+    model: str
+    only: str | None = None  # as for pytest's -k; None: all
 
 
 @dataclass(frozen=True)
@@ -57,14 +68,22 @@ class Suite:
     def results(self) -> Path:
         return HERE / f"results/{self.name}.jsonl"
 
-    def model_of(self, path: Path) -> str:
-        """The name of the model that stands for the one of a file's tests."""
+    def parts_of(self, path: Path) -> list[Part]:
+        """The tests of a file by the model that stands for theirs: one for all, but for tests that are named."""
         models: dict[str, list[str]] = self.scope.get("models", {})
-        return next((name for name, files in models.items() if any(str(path).endswith(f) for f in files)), SCRIPTED)
+        listed = [(name, *entry.partition("::")[::2]) for name, entries in models.items() for entry in entries]
+        found = [(name, test) for name, file, test in listed if str(path).endswith(f"/{file}")]
+        rest = next((name for name, test in found if not test), SCRIPTED)
+        named = {name: [test for other, test in found if other == name and test] for name, test in found if test}
+        if not named:
+            return [Part(rest)]
+        others = " or ".join(test for tests in named.values() for test in tests)
+        return [Part(rest, f"not ({others})"), *(Part(name, " or ".join(tests)) for name, tests in named.items())]
 
 
 VLLM = Suite("vllm", "vllm_plugin", "tests/entrypoints")
 SGLANG = Suite("sglang", "sglang_plugin", "test")
+LLAMA_CPP = Suite("llama_cpp", "llama_cpp_plugin", "tools/server/tests")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +97,29 @@ class Runner:
 
     def run(self, suite: Suite, checkout: Path, path: Path) -> None:
         """Run one file; its results replace those that it had."""
-        model = self.models[suite.model_of(path)]
+        for number, part in enumerate(suite.parts_of(path)):
+            self._run_part(suite, checkout, path, part, replaces_all=number == 0 and self.only is None)
+
+    def _run_part(self, suite: Suite, checkout: Path, path: Path, part: Part, *, replaces_all: bool) -> None:
+        model = self.models[part.model]
         shown = str(path.relative_to(checkout))
         print(f"---- {shown}", flush=True)
         NOTES.unlink(missing_ok=True)
         NOTES.touch()
-        is_done = self._run_pytest(suite, checkout, path, model)
+        is_done = self._run_pytest(suite, checkout, path, model, part.only)
         date = datetime.now(UTC).date().isoformat()
         notes = NOTES.read_text(encoding="utf-8")
-        new = read_notes(notes, model=model.name, date=date, commit=commit_of(ROOT, "%h"))
+        new = read_notes(notes, model=model.name, date=date, commit=commit_of(ROOT, "%h", "src"))
         for result in new:
             if result.message and result.outcome == "failed":
                 print(f"    {result.name}: {result.message[:300]!r}", flush=True)
-        is_whole = is_done and self.only is None
+        is_whole = is_done and replaces_all
         NOTES.unlink()
         with (BUILD / f"{suite.name}.lock").open("w") as lock:  # two runs may end at the same time
             fcntl.flock(lock, fcntl.LOCK_EX)
             write_results(suite.results, merged(read_results(suite.results), new, file=shown, is_whole=is_whole))
 
-    def _run_pytest(self, suite: Suite, checkout: Path, path: Path, model: StandIn) -> bool:
+    def _run_pytest(self, suite: Suite, checkout: Path, path: Path, model: StandIn, only: str | None) -> bool:
         settings = {
             "command": [sys.executable, "-m", "headrace"],
             "environment": {"PYTHONPATH": str(ROOT / "src")},
@@ -114,14 +137,21 @@ class Runner:
         command = [str(self.python), "-m", "pytest", "-q", "-c", str(HERE / "adapter/pytest.ini")]
         command += ["--rootdir", str(checkout), "--confcutdir", str(checkout / suite.folder)]
         command += ["-p", suite.plugin, "-p", "no:xdist", str(path)]
-        if self.only is not None:
-            command += ["-k", self.only]
-        try:
-            subprocess.run(command, cwd=BUILD, env={**os.environ, **variables}, timeout=FILE_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"not done after {FILE_TIMEOUT_S:g} s", flush=True)
-            return False
-        return True
+        wanted = [f"({expression})" for expression in (self.only, only) if expression is not None]
+        if wanted:
+            command += ["-k", " and ".join(wanted)]
+        with subprocess.Popen(command, cwd=BUILD, env={**os.environ, **variables}) as process:
+            try:
+                process.wait(FILE_TIMEOUT_S)
+                return True
+            except subprocess.TimeoutExpired:
+                print(f"not done after {FILE_TIMEOUT_S:g} s", flush=True)
+            process.send_signal(signal.SIGINT)  # so that it stops its server
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return False
 
 
 def prepare() -> Path:
@@ -169,10 +199,10 @@ def project_of(suite: Suite, checkout: Path) -> Project:
     )
 
 
-def commit_of(checkout: Path, form: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(checkout), "log", "-1", f"--format={form}"], capture_output=True, text=True, check=False
-    )
+def commit_of(checkout: Path, form: str, *paths: str) -> str:
+    """The last commit, or the last that changed one of these paths."""
+    command = ["git", "-C", str(checkout), "log", "-1", f"--format={form}", "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "an unknown commit"
 
 
@@ -181,13 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only files whose path has this in it")
     parser.add_argument("--vllm", type=Path, metavar="DIRECTORY", help="a checkout of vLLM")
     parser.add_argument("--sglang", type=Path, metavar="DIRECTORY", help="a checkout of SGLang")
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIRECTORY", help="a checkout of llama.cpp")
     parser.add_argument("-k", dest="only", metavar="EXPRESSION", help="only these tests, as for pytest")
     parser.add_argument("--report", action="store_true", help="run nothing, and write the page from the last results")
     given = parser.parse_args(arguments)
-    checkouts = [(VLLM, given.vllm), (SGLANG, given.sglang)]
+    checkouts = [(VLLM, given.vllm), (SGLANG, given.sglang), (LLAMA_CPP, given.llama_cpp)]
     checkouts = [(suite, path.resolve()) for suite, path in checkouts if path is not None]
     if not checkouts:
-        parser.error("give a checkout: make compat VLLM=DIRECTORY SGLANG=DIRECTORY")
+        parser.error("give a checkout: make compat VLLM=DIRECTORY SGLANG=DIRECTORY LLAMA_CPP=DIRECTORY")
     if not given.report:
         BUILD.mkdir(parents=True, exist_ok=True)
         runner = Runner(python=prepare(), models=StandIns(BUILD), has_lora=knows_flag("--enable-lora"), only=given.only)

@@ -11,6 +11,7 @@ import pytest
 from tests.compat.adapter.compat_server import translated
 from tests.compat.report import KINDS, NO_REASON, Project, page
 from tests.compat.results import OUTSIDE, OWN_CODE, Result, merged, read_notes, read_results, write_results
+from tests.compat.run import Part, Suite
 
 SCOPE = {
     "title": "vLLM",
@@ -24,8 +25,8 @@ def project(*results: Result) -> Project:
     return Project(commit="abc of 2026-08-22", folder="tests/entrypoints", results=results, scope=SCOPE)
 
 
-def result(name: str, outcome: str = "failed", *, date: str = "2026-11-17") -> Result:
-    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, date=date)
+def result(name: str, outcome: str = "failed", *, date: str = "2026-11-17", commit: str = "") -> Result:
+    return Result(f"tests/entrypoints/chat/test_chat.py::{name}", outcome, 12, date=date, commit=commit)
 
 
 def test_each_result_has_its_kind_and_reason() -> None:
@@ -39,12 +40,28 @@ def test_each_result_has_its_kind_and_reason() -> None:
     assert made.num_applicable == 3 and made.summary.startswith("vLLM: 1 of 3 tests")
 
 
+def test_a_pass_that_shows_nothing_is_not_counted() -> None:
+    rule = {"tests": ["chat/*"], "kind": "missing", "reason": "no such route", "even_if_passed": True}
+    made = Project(
+        commit="abc",
+        folder="tests/entrypoints",
+        results=[result("test_a", "passed")],
+        scope={**SCOPE, "reasons": [rule]},
+    )
+    assert [each.kind for each in made.judged] == ["missing"]
+
+
 def test_the_page_names_each_test_with_its_line() -> None:
     made = project(result("test_a[1]", "passed"), result("test_a[2]", "passed"), result("test_lora[x]"))
     text = page([made], version="0.1.0")
     assert "| vLLM | abc of 2026-08-22 | 3 | 2 | 1 | 0 | 0 | 0 |" in text
     assert "`tests/entrypoints/chat/test_chat.py`: a (12) x 2" in text
     assert "- no adapters:\n    - `tests/entrypoints/chat/test_chat.py`: lora (12)" in text
+
+
+def test_the_page_names_every_commit_of_its_runs() -> None:
+    runs = [result("test_a", "passed", commit="b2"), result("test_b", "passed", commit="a1", date="2026-11-18")]
+    assert "on a CPU, 2026-11-17 to 2026-11-18, at commits a1, b2." in page([project(*runs)], version="0.1.0")
 
 
 def test_a_run_of_some_tests_keeps_the_results_of_the_others(tmp_path: Path) -> None:
@@ -76,7 +93,19 @@ def test_flags_of_the_tests_are_dropped_with_their_values_or_renamed() -> None:
     assert translated(["--context-length", "64", "--tp-size", "2"], "sglang") == ["--max-model-len", "64"]
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_tests_that_are_named_run_with_a_model_of_their_own() -> None:
+    suite = Suite("vllm", "vllm_plugin", "tests/entrypoints")
+    chat = suite.parts_of(Path("/x/tests/entrypoints/openai/chat_completion/test_chat.py"))
+    other = suite.parts_of(Path("/x/tests/entrypoints/openai/chat_completion/test_chat_completion.py"))
+    split = suite.parts_of(Path("/x/tests/entrypoints/openai/completion/test_completion.py"))
+    assert (chat, other) == ([Part("smollm2")], [Part("scripted")])
+    assert split == [
+        Part("smollm2", "not (test_completion_streaming)"),
+        Part("scripted", "test_completion_streaming"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llama_cpp"])
 def test_every_reason_has_a_known_kind_and_a_sentence(name: str) -> None:
     scope = tomllib.loads((HERE / "scope.toml").read_text(encoding="utf-8"))[name]
     assert scope["title"] and scope["about"] and scope["files"]

@@ -79,6 +79,41 @@ def test_more_than_the_free_host_memory_is_refused_with_the_numbers() -> None:
         resolved(little, cpu_offload_gb=16)
 
 
+def test_layers_that_do_not_fit_in_host_memory_are_on_the_disk() -> None:
+    little = replace(FACTS, free_memory=8 * GIB)
+    settings = resolved(little, cpu_offload_gb=16, cpu_offload_path="/disk")
+    assert (settings.cpu_offload_path, settings.cpu_offload_host_bytes) == ("/disk", int(7.2 * GIB))
+    # 6 layers of 0.875 GiB and two staging buffers are 7 GiB
+    expected = (
+        "21 of 32 layers stream from 7.00 GiB of host memory and 13.13 GiB on disk (15 layers), without CUDA graphs"
+    )
+    assert reason(settings, "cpu_offload_gb").startswith(expected)
+    assert any("reads 13.1 GiB of weights from a disk" in text for text in settings.warnings)
+    assert settings.num_blocks == resolved(cpu_offload_gb=16).num_blocks
+
+
+def test_a_disk_is_not_used_where_host_memory_is_enough() -> None:
+    settings = resolved(cpu_offload_gb=16, cpu_offload_path="/disk")
+    assert settings.cpu_offload_path is None
+    assert "cpu_offload_path is not needed" in reason(settings, "cpu_offload_gb")
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "settings", "message"),
+    [
+        (1, {}, "GiB of host memory, and 1.0 GiB are free"),  # two staging buffers do not fit
+        (8, {"speculative_config": {"num_speculative_tokens": 2}}, "not supported with layers in cpu_offload_path"),
+        (8, {"cpu_offload_gb": 0}, "cpu_offload_gb, which is not set"),
+        (8, {"cpu_offload_path": ""}, "cpu_offload_path must be a directory"),
+    ],
+)
+def test_a_disk_that_cannot_be_used_is_refused(free_gib: int, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(
+            replace(FACTS, free_memory=free_gib * GIB), **{"cpu_offload_gb": 16, "cpu_offload_path": "/disk"} | settings
+        )
+
+
 def test_drafting_with_the_first_layers_is_refused() -> None:
     drafts = {"method": "early_exit", "num_layers": 4, "num_speculative_tokens": 2}
     with pytest.raises(ConfigError, match="early_exit"):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.streamed_layers import NUM_BUFFERS, choose_streamed, spread
+from headrace.models.streamed_layers import NUM_BUFFERS, choose_streamed, spread, with_layers_on_disk
 from headrace.models.streaming import LayerStream
 
 
@@ -142,6 +142,22 @@ def test_as_few_layers_stream_as_free_what_is_wanted() -> None:
     found = choose_streamed([1024] * 10, 3 * 1024)
     assert (len(found.indexes), found.num_bytes, found.buffer_bytes) == (5, 5 * 1024, 2 * 1024)
     assert found.freed_bytes == 3 * 1024
+
+
+@given(layer_bytes=st.lists(st.integers(1, 50), min_size=1, max_size=30), host_bytes=st.integers(0, 1000))
+def test_as_few_layers_are_on_disk_as_let_the_others_fit_in_host_memory(
+    layer_bytes: list[int], host_bytes: int
+) -> None:
+    streamed = choose_streamed(layer_bytes, 1 << 40)
+    found = with_layers_on_disk(streamed, layer_bytes, host_bytes)
+    if found is None:  # not even with all of them on disk
+        assert NUM_BUFFERS * max(layer_bytes) > host_bytes or len(layer_bytes) == 1
+        return
+    on_disk = [layer_bytes[index] for index in found.disk_indexes]
+    assert found.host_bytes == sum(layer_bytes) - sum(on_disk) + found.staging_bytes <= host_bytes
+    assert found.indexes == streamed.indexes and set(found.disk_indexes) <= set(found.indexes)
+    assert found.staging_bytes >= min(NUM_BUFFERS, len(on_disk)) * max(on_disk, default=0)
+    assert (sum(layer_bytes) <= host_bytes) == (not on_disk)
 
 
 def test_all_layers_stream_where_more_is_wanted_than_they_have() -> None:

@@ -90,6 +90,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 3, "ignore_eos": True, "skip_special_tokens": False},
     "no max_tokens": {"max_tokens": None, "stop_token_ids": [65], "logit_bias": {"65": 100}},
     "response_format": {"response_format": FORMAT, "max_tokens": 60},
+    "object with a schema": {"response_format": {"type": "json_object", "schema": SCHEMA}, "max_tokens": 60},
     "text format": {"response_format": {"type": "text"}},
     "structured_outputs": {"structured_outputs": {"regex": "[ab]{4}"}, "max_tokens": 30},
     "labels": {**dict.fromkeys(sorted(LABELS), "x"), "metadata": {"a": "b"}},
@@ -140,6 +141,7 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
     },
 }
 ANSWERED_TEXT: dict[str, dict[str, Any]] = {
+    "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 4},
     "logprobs": {"logprobs": 3, "temperature": 1, "seed": 3},
     "only the chosen token": {"logprobs": 0},
     "offsets of special tokens": {**SPECIAL_TOKENS, "skip_special_tokens": False},
@@ -272,6 +274,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "format": {"response_format": {"type": "xml"}},
     "format type": {"response_format": "json"},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}},
+    "object with a wrong schema": {"response_format": {"type": "json_object", "schema": 5}},
     "two structures": {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
     "structure misspelt": {"structured_outputs": {"regx": "a"}},
     "bad regex": {"structured_outputs": {"regex": "("}},
@@ -308,6 +311,7 @@ REFUSED_CHAT: dict[str, dict[str, Any]] = {
     "too long": {"messages": [{"role": "user", "content": "x" * 600}]},
 }
 REFUSED_TEXT: dict[str, dict[str, Any]] = {
+    "two maxima": {"max_completion_tokens": 7},
     "no prompt": {"prompt": None},
     "empty prompt": {"prompt": ""},
     "no prompts": {"prompt": []},

@@ -3,6 +3,7 @@ fit beside them. A part of `resolve`; it only counts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.adapters import AdapterLimits
@@ -106,6 +107,11 @@ class MemoryBudget:
     def streamed(self, stage: int = 0) -> StreamedLayers:
         """The layers of a stage that stream from host memory. The first stage has the most."""
         return streamed_layers(self._sizes(stage), self._config.cpu_offload_gb if self._on_gpu else 0.0)
+
+    @property
+    def layer_bytes(self) -> Sequence[int]:
+        """Bytes of each layer of a rank of the first stage."""
+        return self._sizes(0).layers
 
     def _sizes(self, stage: int) -> WeightSizes:
         if stage not in self._known_sizes:  # a mixture has thousands of tensors

@@ -49,6 +49,13 @@ class PoolingReader:
         """Inputs of one text each, with the prompt of this name before them, or else the model's default prompt."""
         return self._read(prompts, self._prompt(prompt_name), truncate, add_special_tokens, param)
 
+    def read_role(
+        self, texts: Sequence[str], *, prompt_names: tuple[str, ...], truncate: int | None, param: str
+    ) -> list[TokenizedPrompt]:
+        """Texts for one purpose: with the first of these prompts that the model has, or else its default prompt."""
+        before = "" if self._pooler is None else self._pooler.role_prompt(prompt_names)
+        return self._read(texts, before, truncate, True, param)
+
     def with_prompt(self, text: str) -> str:
         """The text as the model reads it by default."""
         return self._prompt(None) + self._prepared(text)
@@ -59,8 +66,8 @@ class PoolingReader:
         """`firsts` are one text, or one for each of `seconds`."""
         assert self._pooler is not None
         if not self._pooler.is_cross_encoder:
-            queries = self._read(firsts, self._pooler.role_prompt(QUERY_PROMPTS), truncate, True, param)
-            documents = self._read(seconds, self._pooler.role_prompt(DOCUMENT_PROMPTS), truncate, True, param)
+            queries = self.read_role(firsts, prompt_names=QUERY_PROMPTS, truncate=truncate, param=param)
+            documents = self.read_role(seconds, prompt_names=DOCUMENT_PROMPTS, truncate=truncate, param=param)
             return PairPrompts(queries + documents, len(queries))
         for text in (*firsts, *seconds):
             self._check_long(text, truncate, param)

@@ -41,6 +41,7 @@ OF_THE_MODEL = (
     "enable_expert_parallel",
     "disable_custom_all_reduce",
     "cpu_offload_gb",
+    "cpu_offload_path",
     "nnodes",
     "node_rank",
     "master_addr",

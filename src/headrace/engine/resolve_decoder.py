@@ -8,7 +8,13 @@ from typing import TypedDict
 from headrace.engine.adapter_limits import choose_adapters
 from headrace.engine.kv_offloading import Offload, choose_offload
 from headrace.engine.memory_budget import GIB, GPU_BATCHED_TOKENS, MIB, MemoryBudget
-from headrace.engine.offloading import describe_offload, offload_warning, refuse_offload
+from headrace.engine.offloading import (
+    WeightOffload,
+    choose_weight_offload,
+    describe_offload,
+    disk_warning,
+    offload_warning,
+)
 from headrace.engine.resolver import GPU_MAX_SEQS, Resolver
 from headrace.engine.setting_warnings import (
     MIN_SEQ_TOKENS,
@@ -61,7 +67,7 @@ class DecoderResolver(Resolver):
         kv_dtype = self._precision.choose_kv_dtype(dtype)
         budget = self._budget(dtype=dtype, kv_dtype=kv_dtype, adapters=adapters)
         threads = self._choose_threads(budget)
-        cpu_offload_gb = self._choose_cpu_offload(budget)
+        weight_offload = self._choose_weight_offload(budget)
         max_seqs = config.max_num_seqs or self._max_seqs(budget)
         num_blocks = self._choose_num_blocks(budget, max_seqs)
         max_num_seqs = self._choose_max_num_seqs(budget, num_blocks, max_seqs)
@@ -78,7 +84,9 @@ class DecoderResolver(Resolver):
             pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
             nnodes=config.nnodes,
-            cpu_offload_gb=cpu_offload_gb,
+            cpu_offload_gb=weight_offload.cpu_offload_gb,
+            cpu_offload_path=weight_offload.path,
+            cpu_offload_host_bytes=weight_offload.host_bytes,
             kv_dtype=kv_dtype,
             attention_backend=self._choose_attention(dtype),
             load_format=config.load_format,
@@ -327,15 +335,21 @@ class DecoderResolver(Resolver):
             self._choices.note("speculative_config", found.config.method, reason)
         return found
 
-    def _choose_cpu_offload(self, budget: MemoryBudget) -> float:
-        given = self._config.cpu_offload_gb
-        if not given:
-            return 0.0
+    def _choose_weight_offload(self, budget: MemoryBudget) -> WeightOffload:
+        if not self._config.cpu_offload_gb:
+            return WeightOffload()
         if not self._on_gpu:
             self._choices.note("cpu_offload_gb", "0", "on a CPU all weights are in host memory")
-            return 0.0
-        streamed = budget.streamed()
-        refuse_offload(self._config, self._facts, streamed, num_local=self._ranks.num_local)
+            return WeightOffload()
+        found, streamed = choose_weight_offload(
+            self._config,
+            self._facts,
+            budget.streamed(),
+            layers=budget.layer_bytes,
+            num_local=self._ranks.num_local,
+        )
         num_layers = self._ranks.first_shards.layers.size
         describe_offload(self._config, streamed, num_layers=num_layers, note=self._choices.note)
-        return given
+        if streamed.disk_indexes:
+            self._choices.warn(disk_warning(streamed))
+        return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
@@ -16,6 +18,7 @@ from headrace.errors import ConfigError
 from headrace.hardware import pinned_to
 from headrace.models import Checkpoint, ModelSpec
 from headrace.models.shards import Shards
+from headrace.models.streamed_layers import NUM_BUFFERS, StreamedLayers, with_layers_on_disk
 from headrace.runner.shape import RunnerShape
 from headrace.startup import OnStage, ignore_stage
 from headrace.steps import Runner
@@ -82,7 +85,7 @@ def load_model(
 
 
 def _offload(spec: ModelSpec, settings: Settings, groups: Groups | None) -> Offload | None:
-    """Which layers of this rank stay in host memory, and how they come to its GPU."""
+    """Which layers of this rank stay in host memory or on a disk, and how they come to its GPU."""
     if not settings.cpu_offload_gb:
         return None
     from headrace.models.weights.host_layers import Offload
@@ -90,11 +93,40 @@ def _offload(spec: ModelSpec, settings: Settings, groups: Groups | None) -> Offl
 
     shards = Shards(spec, Mesh() if groups is None else groups.mesh)
     sizes = sizes_of(shards, element_bytes=BYTES_OF[settings.dtype], kind=settings.quantization)
-    return Offload(
-        indexes=frozenset(streamed_layers(sizes, settings.cpu_offload_gb).indexes),
+    streamed = streamed_layers(sizes, settings.cpu_offload_gb)
+    offload = Offload(
+        indexes=frozenset(streamed.indexes),
         allocate_host=pinned_memory,
         allocate_buffers=partial(zeros_on, device_of(settings)),
         queue_for=CopyStream,
+    )
+    if settings.cpu_offload_path is None:
+        return offload
+    placed = with_layers_on_disk(streamed, sizes.layers, settings.cpu_offload_host_bytes)
+    return offload if placed is None else _with_disk(offload, placed, settings.cpu_offload_path)
+
+
+def _with_disk(offload: Offload, placed: StreamedLayers, path: str) -> Offload:
+    """The same with some of the layers in a file."""
+    from headrace.models.staged_reads import StagedReads
+    from headrace.models.weights.layer_file import LayerFile, padded
+    from headrace.runner.gpu.copy_stream import CopyStream, pinned_memory
+
+    if not placed.disk_indexes:
+        return offload
+    file = LayerFile(Path(path))
+
+    def queue_for(buffers: list[torch.Tensor]) -> CopyStream:
+        file.write_back()
+        largest = padded(max(layer.nbytes for layer in file.layers))
+        staging = [pinned_memory(largest) for _ in range(min(NUM_BUFFERS, len(file.layers)))]
+        return CopyStream(buffers, StagedReads(file.read, file.layers, staging))
+
+    return replace(
+        offload,
+        disk_indexes=frozenset(placed.disk_indexes),
+        allocate_on_disk=file.allocate,
+        queue_for=queue_for,
     )
 
 

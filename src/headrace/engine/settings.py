@@ -61,6 +61,8 @@ class Settings:
     enable_expert_parallel: bool = False
     nnodes: int = 1
     cpu_offload_gb: float = 0.0  # 0 on a CPU
+    cpu_offload_path: str | None = None  # None: all streamed layers are in host memory
+    cpu_offload_host_bytes: int = 0  # of one rank, for streamed layers; more of them are in the path
     cpu_affinity: str = "none"  # CPUs of the engine's threads as a list (0-7,16), or "none"
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs

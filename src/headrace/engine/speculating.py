@@ -8,9 +8,9 @@ from headrace.models.shards import check_divisible
 from headrace.models.spec import ModelSpec
 from headrace.speculation import Speculation, SpeculativeConfig
 
-# Rows whose computation takes as long as what a decode step does once, mostly reading the weights. See
-# docs/speculative.md for the measurements.
-CPU_FREE_ROWS = 4.0
+# Rows whose computation takes as long as what a decode step does once, mostly reading the weights. Measured for a CPU,
+# estimated for a GPU: docs/speculative.md.
+CPU_FREE_ROWS = 8.0
 GPU_FREE_ROWS = 128.0
 CPU_MAX_SEQS = 16
 GPU_MAX_SEQS = 32

@@ -25,6 +25,10 @@ class CopyQueue(Protocol):
     """Copies that run beside the computation, in the order in which they were queued. Nothing here waits on the host.
     `runner/gpu/copy_stream.py` has the one of a GPU."""
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host takes part in every step: then no graph can hold the copies."""
+
     def wait_for_computation(self) -> None:
         """Lets copies that are queued from now on start only after all computation that is queued now."""
 

@@ -27,7 +27,7 @@ _FINE_PHASE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_PHASE)
 
 # The routes that run the model, in the label `handler`.
 GENERATING_HANDLERS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v2/embed"),
     *("/v1/chat/completions/batch", "/invocations"),
     *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling"),
 )

@@ -12,6 +12,7 @@ from headrace.types import StructuredOutputs
 
 _PARAM = "response_format"
 _TYPES = ("text", "json_object", "json_schema")
+_FIELDS = {"json_object": ("schema",), "json_schema": ("json_schema",)}  # beside the type; the first as in llama.cpp
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 
@@ -34,11 +35,13 @@ def read_response_format(given: object) -> StructuredOutputs | None:
     kind = given["type"]
     if kind not in _TYPES:
         raise _refused(f"type must be {', '.join(_TYPES)}, got {_shown(kind)}{nearest(kind, _TYPES)}")
-    _refuse_unknown(given, ("type", "json_schema") if kind == "json_schema" else ("type",), "")
+    _refuse_unknown(given, ("type", *_FIELDS.get(kind, ())), "")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and given.get("schema") is None:
         return StructuredOutputs(json_object=True, asked_as=_PARAM)
+    if kind == "json_object":
+        return StructuredOutputs(json=_checked_schema(given["schema"], "schema"), asked_as=_PARAM)
     return StructuredOutputs(json=_schema(given.get("json_schema")), asked_as=_PARAM)
 
 
@@ -53,8 +56,12 @@ def _schema(described: object) -> Mapping[str, Any]:
     schema = described.get("schema")
     if schema is None:  # optional in OpenAI's API
         return {"type": "object"}
+    return _checked_schema(schema, "json_schema.schema")
+
+
+def _checked_schema(schema: object, name: str) -> Mapping[str, Any]:
     if not isinstance(schema, Mapping):
-        raise _refused(f"json_schema.schema must be an object, got {_shown(schema)}")
+        raise _refused(f"{name} must be an object, got {_shown(schema)}")
     return schema
 
 

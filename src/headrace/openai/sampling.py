@@ -10,7 +10,7 @@ from headrace.errors import RequestError
 from headrace.openai.errors import bad_request
 from headrace.openai.response_format import structured_outputs
 from headrace.openai.schema.chat import ChatRequest
-from headrace.openai.schema.common import SamplingFields
+from headrace.openai.schema.common import FormFields, SamplingFields
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.sched.limits import check_prompt_len, context_error
 from headrace.types import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
@@ -52,23 +52,29 @@ class AnswerLimit:
 
 
 def chat_limit(request: ChatRequest, default: int | None = None) -> AnswerLimit:
+    limit = _given_limit(request)
+    return AnswerLimit(default, is_given=False) if limit is None else _at_least_one(limit)
+
+
+def completion_limit(request: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS) -> AnswerLimit:
+    limit = _given_limit(request)
+    if limit is None:
+        return AnswerLimit(default, is_given=False)
+    if limit.num_tokens == 0 and request.echo:
+        return limit
+    return _at_least_one(limit, "; 0 is for echo, to score a prompt")
+
+
+def _given_limit(request: FormFields) -> AnswerLimit | None:
+    """The limit under one of its two names; None: the request has none."""
     newer, older = request.max_completion_tokens, request.max_tokens
     if newer is not None and older is not None and newer != older:
         raise bad_request(
             f"max_completion_tokens ({newer}) and max_tokens ({older}) mean the same; give one", "max_completion_tokens"
         )
-    if newer is None and older is None:
-        return AnswerLimit(default, is_given=False)
-    param = "max_tokens" if newer is None else "max_completion_tokens"
-    return _at_least_one(AnswerLimit(older if newer is None else newer, param))
-
-
-def completion_limit(request: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS) -> AnswerLimit:
-    if request.max_tokens is None:
-        return AnswerLimit(default, is_given=False)
-    if request.max_tokens == 0 and request.echo:
-        return AnswerLimit(0)
-    return _at_least_one(AnswerLimit(request.max_tokens), "; 0 is for echo, to score a prompt")
+    if newer is not None:
+        return AnswerLimit(newer, "max_completion_tokens")
+    return None if older is None else AnswerLimit(older)
 
 
 def _at_least_one(limit: AnswerLimit, hint: str = "") -> AnswerLimit:

@@ -124,8 +124,7 @@ class RequestTraces:
         closing.start()
         closing.join(CLOSE_S)
         if closing.is_alive():
-            stop: Callable[[], None] = self._exporter.shutdown
-            stop()  # it waits to try again, for up to a minute
+            self._exporter.shutdown()  # it waits to try again, for up to a minute
             closing.join(CLOSE_S)
 
 

@@ -11,9 +11,13 @@ from urllib.parse import urlsplit
 import compat_server
 import pytest
 import stand_ins
-from stand_ins import pytest_collectreport, pytest_runtest_logreport
+from stand_ins import pytest_collectreport, pytest_runtest_logreport, pytest_runtest_logstart
 
-__all__ = ["pytest_collectreport", "pytest_runtest_logreport"]  # hooks that pytest finds here
+__all__ = [
+    "pytest_collectreport",
+    "pytest_runtest_logreport",
+    "pytest_runtest_logstart",
+]  # hooks that pytest finds here
 
 _PARSERS = {"llama3": "hermes", "qwen25": "hermes", "qwen": "hermes"}  # the format of the model that is served
 

@@ -130,7 +130,15 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         _note(test=report.nodeid, outcome=report.outcome, line=None, message=_message(report)[-600:])
 
 
+_running: list[str] = [""]  # the id of the test; one with subtests reports each under an id of its own
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _running[0] = nodeid
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A test with subtests is one test: it fails if one of them does."""
     if report.when == "call" or report.outcome != "passed":
         line = (report.location[1] or 0) + 1
-        _note(test=report.nodeid, outcome=report.outcome, line=line, message=_message(report)[:600])
+        _note(test=_running[0], outcome=report.outcome, line=line, message=_message(report)[:600])

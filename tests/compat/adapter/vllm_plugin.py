@@ -20,9 +20,16 @@ from typing import Any
 import compat_server
 import pytest
 import stand_ins
-from stand_ins import pytest_collectreport, pytest_runtest_logreport
+from stand_ins import pytest_collectreport, pytest_runtest_logreport, pytest_runtest_logstart
 
-__all__ = ["pytest_collectreport", "pytest_runtest_logreport"]  # hooks that pytest finds here
+__all__ = [
+    "pytest_collectreport",
+    "pytest_runtest_logreport",
+    "pytest_runtest_logstart",
+]  # hooks that pytest finds here
+
+
+LORA_RANKS = 1024  # of all adapters together: vLLM registers any number and loads some; here all are loaded
 
 
 class RemoteServer:
@@ -42,6 +49,9 @@ class RemoteServer:
         override_hf_configs: dict[str, Any] | None = None,
     ) -> None:
         flags = compat_server.translated(vllm_serve_args, "vllm", has_lora=compat_server.settings()["has_lora"])
+        if "--max-lora-rank" in flags:
+            rank = int(flags[flags.index("--max-lora-rank") + 1])
+            flags += ["--max-loras", str(LORA_RANKS // rank)]
         if override_hf_configs is not None:
             flags += ["--hf-overrides", json.dumps(override_hf_configs)]
         if "--reasoning-parser" not in flags:
@@ -69,7 +79,7 @@ class RemoteServer:
         return f"http://{self.host}:{self.port}"
 
     def url_for(self, *parts: str) -> str:
-        return "/".join([self.url_root, *parts])
+        return "/".join([self.url_root, *(part.strip("/") for part in parts)])
 
     def _arguments(self, given: dict[str, Any], *, path: str) -> dict[str, Any]:
         defaults = {"base_url": self.url_for(*path.split()), "api_key": self.DUMMY_API_KEY, "max_retries": 0}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -17,9 +20,11 @@ from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
 from headrace.models.layers import Mlp
 from headrace.models.shards import Shards
+from headrace.models.staged_reads import StagedReads
 from headrace.models.streamed_layers import ALIGNMENT
 from headrace.models.weight_sizes import weight_sizes
 from headrace.models.weights.host_layers import Offload, over, to_host, with_tensors
+from headrace.models.weights.layer_file import LayerFile, padded
 from headrace.models.weights.load import with_max_len
 from tests.dist.ranks import on_ranks
 from tests.models.test_hybrids import MODELS as HYBRIDS
@@ -65,6 +70,72 @@ def offload(*indexes: int) -> Offload:
         allocate_buffers=lambda number, size: [torch.zeros(size, dtype=torch.uint8) for _ in range(number)],
         queue_for=LateCopies,
     )
+
+
+class LateCopy:
+    """Ends when somebody waits for it."""
+
+    def __init__(self, source: Tensor, buffer: Tensor) -> None:
+        self._source, self._buffer = source, buffer
+        self._lock, self._has_ended = Lock(), False
+
+    def end(self) -> None:
+        with self._lock:
+            if not self._has_ended:
+                self._buffer[: len(self._source)].copy_(self._source)
+            self._has_ended = True
+
+
+class LateStagedCopies(LateCopies):
+    """The same with layers on a disk: a copy from a staging buffer ends when the computation needs it, or when the
+    thread that reads the disk waits for it. A read that does not wait would change what is copied."""
+
+    def __init__(self, buffers: list[Tensor], reads: StagedReads) -> None:
+        super().__init__(buffers)
+        self._reads = reads
+        self._copies: dict[int, LateCopy] = {}
+
+    def copy(self, source: Tensor, buffer: int) -> None:
+        staged = self._reads.take(source)
+        self._buffers[buffer].fill_(255)
+        bytes_ = source if staged is None else staged[: len(source)]
+        self._copies[buffer] = LateCopy(bytes_, self._buffers[buffer])
+        if staged is not None:
+            self._reads.give_back(staged, self._copies[buffer].end)
+
+    def let_computation_wait(self, buffer: int) -> None:
+        self._copies[buffer].end()
+
+
+def offload_with_disk(directory: Path, indexes: range, disk_indexes: range) -> Offload:
+    file = LayerFile(directory)
+
+    def queue_for(buffers: list[Tensor]) -> LateStagedCopies:
+        file.write_back()
+        staging = [page_aligned(padded(len(buffers[0]))) for _ in range(2)]
+        return LateStagedCopies(buffers, StagedReads(file.read, file.layers, staging))
+
+    return replace(
+        offload(*indexes),
+        disk_indexes=frozenset(disk_indexes),
+        allocate_on_disk=file.allocate,
+        queue_for=queue_for,
+    )
+
+
+def page_aligned(num_bytes: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("first_on_disk", [0, 1])
+def test_layers_that_come_from_a_disk_give_the_same_logits(first_on_disk: int, tmp_path: Path) -> None:
+    """With all of them on the disk, and with every second one, three steps each."""
+    save(tmp_path / "model", "llama, biased")
+    indexes = range(open_checkpoint(str(tmp_path / "model")).spec.num_layers)
+    disk = offload_with_disk(tmp_path / "disk", indexes, indexes[first_on_disk :: 1 + first_on_disk])
+    streamed = load(tmp_path / "model", offload=disk)
+    assert torch.equal(logits(streamed), logits(load(tmp_path / "model")))
+    assert not list((tmp_path / "disk").iterdir())  # the file has no name, so that nothing is left behind
 
 
 def load(directory: Path, quantization: Quantization | None = None, **options: Any) -> Decoder:

@@ -1,4 +1,4 @@
-"""/rerank, /score, /classify and /pooling over HTTP: vLLM's shapes, and what each kind of model refuses."""
+"""/rerank, /score, /classify, /pooling and /v2/embed over HTTP: vLLM's shapes, and what each kind of model refuses."""
 
 from __future__ import annotations
 
@@ -125,3 +125,37 @@ def test_a_model_that_generates_refuses_scores_and_classes(server: Server) -> No
     assert "does not support classify" in refused(server, "/classify", input="a")["message"]
     assert "does not support pooling" in refused(server, "/pooling", input="a")["message"]
     assert "matryoshka" in refused(server, "/v1/embeddings", input="a", dimensions=4)["message"]
+
+
+def test_coheres_embeddings_have_its_shape_in_each_type(embedder: Server) -> None:
+    plain = post(embedder, "/v1/embeddings", input="w4 w5")["data"][0]["embedding"]
+    types = ["float", "base64", "binary", "ubinary"]
+    answer = post(embedder, "/v2/embed", model=MODEL, texts=["w4 w5", "w6"], embedding_types=types)
+    assert (answer["texts"], answer["response_type"]) == (["w4 w5", "w6"], "embeddings_by_type")
+    assert answer["meta"]["billed_units"] == {"input_tokens": 4 + 3}
+    found = {name: values[0] for name, values in answer["embeddings"].items()}
+    assert list(found) == types and found["float"] == pytest.approx(plain, abs=1e-6)
+    assert np.frombuffer(base64.b64decode(found["base64"]), "<f4").tolist() == pytest.approx(plain, abs=1e-6)
+    bits = np.unpackbits(np.array(found["ubinary"], np.uint8))
+    assert bits.tolist() == [int(value > 0) for value in plain]
+    assert [value + 128 for value in found["binary"]] == found["ubinary"]
+    assert len(post(embedder, "/v2/embed", texts=["w4"], output_dimension=8)["embeddings"]["float"][0]) == 8
+
+
+def test_coheres_input_type_chooses_the_prompt_and_truncate_what_becomes_of_a_long_text(embedder: Server) -> None:
+    def of(text: str, **more: Any) -> Any:
+        return post(embedder, "/v2/embed", texts=[text], **more)["embeddings"]["float"][0]
+
+    assert of("w4", input_type="search_query") == pytest.approx(of("w1 w4"), abs=1e-6)
+    assert of("w4", input_type="search_document") == pytest.approx(of("w4"), abs=1e-6)
+    long = "w4 " * 200
+    assert len(of(long)) == len(of("w4"))
+    assert refused(embedder, "/v2/embed", texts=[long], truncate="NONE")["code"] == "context_length_exceeded"
+    for name, value in {
+        "truncate": "START",
+        "input_type": "image",
+        "embedding_types": ["int8"],
+        "images": ["x"],
+    }.items():
+        assert refused(embedder, "/v2/embed", **{"texts": ["w4"], name: value})["param"] == name
+    assert refused(embedder, "/v2/embed", texts=[])["param"] == "texts"

@@ -33,7 +33,9 @@ class Offload:
     indexes: frozenset[int]
     allocate_host: Allocate  # memory that the GPU copies from
     allocate_buffers: Callable[[int, int], list[Tensor]]  # (number, bytes of each) -> buffers on the GPU, zeros
-    queue_for: Callable[[list[Tensor]], CopyQueue]
+    queue_for: Callable[[list[Tensor]], CopyQueue]  # called when all layers are loaded
+    disk_indexes: frozenset[int] = frozenset()  # of `indexes`: layers that `allocate_on_disk` has room for
+    allocate_on_disk: Allocate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,15 @@ class OffloadedLayers:
         self._layers: list[Layer | HostLayer] = []
 
     def add(self, layer: Layer) -> None:
-        is_streamed = len(self._layers) in self._offload.indexes
-        self._layers.append(to_host(layer, self._shared, self._offload.allocate_host) if is_streamed else layer)
+        index = len(self._layers)
+        is_streamed = index in self._offload.indexes
+        self._layers.append(to_host(layer, self._shared, self._allocate(index)) if is_streamed else layer)
+
+    def _allocate(self, index: int) -> Allocate:
+        if index not in self._offload.disk_indexes:
+            return self._offload.allocate_host
+        assert self._offload.allocate_on_disk is not None
+        return self._offload.allocate_on_disk
 
     def finish(self) -> tuple[tuple[Layer, ...], LayerStream]:
         """Allocates the buffers, and returns all layers, the streamed ones over their buffers."""

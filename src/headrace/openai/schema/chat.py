@@ -10,7 +10,6 @@ from headrace.openai.schema.common import FormFields
 class ChatFields(FormFields, kw_only=True, forbid_unknown_fields=True):
     """All fields but the conversation."""
 
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None

@@ -60,8 +60,10 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FormFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """With SGLang's names of two forms of an answer, which become `structured_outputs`."""
+    """With the newer name of `max_tokens`, and SGLang's names of two forms of an answer, which become
+    `structured_outputs`."""
 
+    max_completion_tokens: int | None = None  # OpenAI's for chats; clients send it with completions too
     regex: str | None = None
     ebnf: str | None = None
 

@@ -1,4 +1,4 @@
-"""The bodies of the endpoints that pool: /v1/embeddings, /pooling, /classify, /rerank and /score."""
+"""The bodies of the endpoints that pool: /v1/embeddings, /v2/embed, /pooling, /classify, /rerank and /score."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ class EmbeddingRequest(PooledRequest, kw_only=True, forbid_unknown_fields=True):
     dimensions: int | None = None
     add_special_tokens: bool | None = None
     prompt_name: str | None = None  # one of the prompts that sentence-transformers puts before a text
+
+
+class CohereEmbedRequest(PooledRequest, kw_only=True, forbid_unknown_fields=True):
+    texts: list[str]
+    input_type: str | None = None
+    embedding_types: list[str] | None = None
+    output_dimension: int | None = None
+    truncate: str | None = None
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):

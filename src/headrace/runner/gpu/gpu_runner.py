@@ -3,7 +3,7 @@
 - A decode step is two CUDA graph replays: the model, then sampling and appending, which leave in the slots all that the
   next step needs. The host sends only what changed.
 - A small step with prompts runs the model as a graph (`prefill_graphs`), then the head and sampling eagerly.
-- Any other step runs eagerly, as do steps with prompts and adapters.
+- Any other step runs eagerly, as do steps with prompts and adapters, and all steps of weights from a disk.
 - A stage of a pipeline gets and sends the hidden states of a step around it; the last one samples.
 
 Tokens come back in pinned memory.
@@ -84,6 +84,7 @@ class GpuRunner:
         """`proposer`: drafts tokens; None: the host drafts, if anything does."""
         spec, device = decoder.spec, decoder.device
         self._decoder, self._device, self._shape = decoder, device, shape
+        self._uses_graphs = decoder.stream is None or not decoder.stream.queue.needs_host
         assert decoder.stages is None or isinstance(decoder.stages, DeviceStageLink)
         self._stages: DeviceStageLink | None = decoder.stages
         self._slots = GpuSlots(shape, device)
@@ -142,7 +143,8 @@ class GpuRunner:
         self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
         on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
-        self._capture_graphs(on_stage)
+        if self._uses_graphs:
+            self._capture_graphs(on_stage)
         reserve(shape.step_bytes, device)
 
     def _allocate_caches(self, decoder: Decoder) -> list[LayerCache]:
@@ -175,7 +177,7 @@ class GpuRunner:
             self._stages.pull(plan.num_batched_tokens)
         if plan.drafts is not None:
             ticket = self._verify(plan, plan.drafts, upload, masks)
-        elif plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
+        elif self._uses_graphs and plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
             ticket = self._decode(plan, upload, masks)
         else:
             ticket = self._mixed(plan, upload, masks)
@@ -449,6 +451,8 @@ class GpuRunner:
         return self._tickets.of(plan, *sampled, outputs)
 
     def _prefill_graph(self, plan: StepPlan, num_decodes: int) -> PrefillGraph | None:
+        if not self._uses_graphs:
+            return None
         num_prompts = len(plan.slots) - num_decodes
         longest = int(self._next_positions[plan.slots[num_decodes:]].max(initial=0))
         return self._prefill_graphs.fitting(plan.num_batched_tokens, num_prompts, longest)

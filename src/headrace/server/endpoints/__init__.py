@@ -27,6 +27,7 @@ from headrace.openai.schema.chat import ChatBatchRequest, ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.embeddings import (
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -148,6 +149,14 @@ ROUTES: tuple[Route, ...] = (
         handler=embeddings.create_embeddings,
         summary="Embeddings of prompts",
         body=EmbeddingRequest,
+        generates=True,
+    ),
+    Route(
+        path="/v2/embed",
+        method="POST",
+        handler=embeddings.create_cohere_embeddings,
+        summary="Embeddings of texts, in the form of Cohere's API",
+        body=CohereEmbedRequest,
         generates=True,
     ),
     *(

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /pooling and /classify: what a model makes of whole prompts."""
+"""POST /v1/embeddings, /v2/embed, /pooling and /classify: what a model makes of whole prompts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 from headrace.engine.pooling import check_dimensions, check_task
 from headrace.models.pooler import PoolerTask
 from headrace.openai.body import read
+from headrace.openai.cohere import INPUT_TYPES, UNSUPPORTED_IN_EMBED, check_embed, embed_body, truncation
 from headrace.openai.embeddings import (
     UNSUPPORTED_IN_POOLING,
     check_pooled,
@@ -17,7 +18,7 @@ from headrace.openai.embeddings import (
     pooling_body,
 )
 from headrace.openai.errors import bad_request
-from headrace.openai.schema.embeddings import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from headrace.openai.schema.embeddings import ClassifyRequest, CohereEmbedRequest, EmbeddingRequest, PoolingRequest
 from headrace.server.endpoints.pooled import PooledInputs, pooled, reply
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
@@ -49,6 +50,33 @@ async def create_embeddings(services: Services, exchange: Exchange) -> None:
             answer,
             lambda: form.body([one.pooled() for one in answer.pending], answer.model, answer.num_prompt_tokens),
         )
+
+
+async def create_cohere_embeddings(services: Services, exchange: Exchange) -> None:
+    body = await exchange.read_body(services.options.max_body_bytes)
+    request = read(CohereEmbedRequest, body, unsupported=UNSUPPORTED_IN_EMBED)
+    check_embed(request)
+    check_task(services.engine.spec.pooler, "embed")
+    check_dimensions(services.engine.spec.pooler, request.output_dimension)
+    read_texts = partial(
+        services.engine.pooling_reader.read_role,
+        request.texts,
+        prompt_names=INPUT_TYPES.get(request.input_type or "", ()),
+        truncate=truncation(request),
+        param="texts",
+    )
+    async with pooled(
+        services,
+        exchange,
+        request,
+        PooledInputs(request.texts, read_texts, "texts"),
+        task="embed",
+        id_prefix=EMBEDDING_ID_PREFIX,
+        use_activation=request.use_activation,
+        dimensions=request.output_dimension,
+    ) as answer:
+        values = [one.pooled() for one in answer.pending]
+        await reply(exchange, answer, partial(embed_body, values, request, answer.num_prompt_tokens, id=answer.id))
 
 
 async def create_pooling(services: Services, exchange: Exchange) -> None:
