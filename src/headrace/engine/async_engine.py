@@ -419,7 +419,7 @@ class AsyncEngine(AsyncPoolingCalls):
             priority=priority,
             cache_salt=cache_salt,
             max_sequences=max_sequences,
-            adapters=self._adapters,
+            adapters=self._adapters.paths,
             on_close=self._events.unshare,
         )
         self._events.share(client)
