@@ -254,6 +254,7 @@ class Server:
             keys,
             public_paths=router.public_paths,
             control_paths=router.control_paths,
+            control_prefixes=router.control_prefixes,
             streamed_paths=router.streamed_paths,
             on_refused=self.metrics.refused,
         )

@@ -119,14 +119,37 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(
 
 def test_a_bad_adapter_is_refused_and_harms_nobody(engine: AsyncEngine, root: Path) -> None:
     async def body(made: Running) -> None:
-        for path, part in ((root / "nowhere", "no directory"), (root / "model", "no adapter_config.json")):
+        wrong = ((root / "nowhere", 404, "no directory"), (root / "model", 400, "no adapter_config.json"))
+        for path, expected, part in wrong:
             status, message = await changed(made, "load", lora_name="bad", lora_path=str(path))
-            assert status == 400 and part in message
+            assert status == expected and part in message
         assert (await changed(made, "load", lora_name="bad"))[0] == 400
         assert (await changed(made, "load", lora_name="tiny", lora_path=str(root / "chat")))[0] == 400
         no_key = await made.client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "b"})
         assert no_key.status_code == 401
         await completed(made, "sql")
+
+    with_server(engine, body, **OPTIONS)
+
+
+def test_sagemaker_loads_uses_and_unloads_an_adapter(
+    engine: AsyncEngine, root: Path, model: transformers.PreTrainedModel
+) -> None:
+    async def body(made: Running) -> None:
+        client, chat = made.client, {"name": "chat 2", "src": str(root / "chat")}
+        assert (await client.post("/adapters", json=chat)).status_code == 401
+        assert (await client.post("/adapters", json=chat, headers=ADMIN)).status_code == 200
+        asked = {"prompt": PROMPT, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+        named = {"X-Amzn-SageMaker-Adapter-Identifier": "chat 2"}
+        answer = (await client.post("/invocations", json=asked | {"model": "tiny"}, headers=named)).json()
+        expected = greedy(merged(model, root / "chat"), PROMPT, 8)
+        assert (answer["model"], answer["choices"][0]["token_ids"]) == ("chat 2", expected)
+        assert (await client.delete("/adapters/chat%202")).status_code == 401
+        assert (await client.delete("/adapters/chat%202", headers=ADMIN)).status_code == 200
+        assert (await client.delete("/adapters/chat%202", headers=ADMIN)).status_code == 404
+        nowhere = {"name": "a", "src": str(root / "nowhere")}
+        assert (await client.post("/adapters", json=nowhere, headers=ADMIN)).status_code == 404
+        assert (await client.post("/adapters", json={"name": "a"}, headers=ADMIN)).status_code == 400
 
     with_server(engine, body, **OPTIONS)
 

@@ -1,4 +1,4 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them."""
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, and SageMaker's POST /adapters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ class LoadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: str | None = None
     lora_path: str | None = None  # a directory on the server's machine
     load_inplace: bool | None = None  # replaces the adapter of the same name
+
+
+class SageMakerAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An adapter to load, in SageMaker's words."""
+
+    name: str | None = None
+    src: str | None = None  # a directory on the server's machine
 
 
 class UnloadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):

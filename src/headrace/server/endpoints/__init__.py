@@ -21,7 +21,7 @@ the test of docs/server.md are derived from the list.
 from __future__ import annotations
 
 from headrace.anthropic.schema import CountTokensRequest, MessagesRequest
-from headrace.openai.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from headrace.openai.schema.adapters import LoadAdapterRequest, SageMakerAdapterRequest, UnloadAdapterRequest
 from headrace.openai.schema.batches import BatchRequest
 from headrace.openai.schema.chat import ChatBatchRequest, ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
@@ -270,6 +270,23 @@ ROUTES: tuple[Route, ...] = (
         handler=adapters.unload_adapter,
         summary="Unload a LoRA adapter; requests that run with it go on to their end",
         body=UnloadAdapterRequest,
+        is_control=True,
+        content_type="text/plain",
+    ),
+    Route(
+        path="/adapters",
+        method="POST",
+        handler=adapters.load_sagemaker_adapter,
+        summary="Load a LoRA adapter; for Amazon SageMaker",
+        body=SageMakerAdapterRequest,
+        is_control=True,
+        content_type="text/plain",
+    ),
+    Route(
+        path="/adapters/{name}",
+        method="DELETE",
+        handler=adapters.unload_sagemaker_adapter,
+        summary="Unload a LoRA adapter; for Amazon SageMaker",
         is_control=True,
         content_type="text/plain",
     ),

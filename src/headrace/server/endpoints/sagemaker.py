@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
+
 from headrace.openai.body import decode
 from headrace.openai.errors import bad_request
 from headrace.server.endpoints import chat, chat_batch, completions, embeddings, scoring
@@ -14,18 +16,22 @@ from headrace.server.sagemaker_sessions import SESSION, VARIABLE, SageMakerSessi
 from headrace.server.services import Services
 
 REQUEST_TYPE = "requestType"
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 NEW_SESSION, CLOSED_SESSION = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
 
 
 async def invoke(services: Services, exchange: Exchange) -> None:
-    """The answer of the route that takes such a body."""
+    """The answer of the route that takes such a body. A header may name the adapter instead of `model`."""
     body = await exchange.read_body(services.options.max_body_bytes)
     given = decode(body)
     if await _handle_session(services.sagemaker_sessions, exchange, given):
         return
     pooler = services.engine.spec.pooler
     handler = _route_of(given, is_classifier=pooler is not None and pooler.task == "classify")
-    exchange.return_body(body)
+    adapter = exchange.header(ADAPTER.lower().encode())
+    exchange.return_body(
+        body if adapter is None else msgspec.json.encode({**given, "model": adapter.decode("latin-1")})
+    )
     await handler(services, exchange)
 
 

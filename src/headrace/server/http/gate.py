@@ -60,6 +60,7 @@ class Gate:
         *,
         public_paths: frozenset[str],
         control_paths: frozenset[str] = frozenset(),
+        control_prefixes: tuple[str, ...] = (),
         streamed_paths: frozenset[str] = frozenset(),
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +70,7 @@ class Gate:
         self._keys = keys
         self._public_paths = public_paths
         self._control_paths = control_paths
+        self._control_prefixes = control_prefixes
         self._streamed_paths = streamed_paths
         self._origins = options.origins
         self._on_refused = on_refused
@@ -127,7 +129,8 @@ class Gate:
         if path in self._public_paths:
             return _facts_of(None)
         is_control = path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
-        is_control = is_control or (path in self._control_paths and self._keys.has_admin)
+        is_listed = path in self._control_paths or path.startswith(self._control_prefixes)
+        is_control = is_control or (is_listed and self._keys.has_admin)
         if is_control and not self._keys.has_admin:
             raise ApiError(404, "there is no such route", code="not_found")
         if not (is_control or self._keys.are_required):

@@ -82,6 +82,12 @@ class Router:
         )
 
     @property
+    def control_prefixes(self) -> tuple[str, ...]:
+        """The same with a parameter: what their paths begin with."""
+        found = self._with_parameters.items()
+        return tuple(prefix for (prefix, _), each in found if any(route.is_control for route in each.values()))
+
+    @property
     def streamed_paths(self) -> frozenset[str]:
         """Paths that read their body in parts."""
         return frozenset(
