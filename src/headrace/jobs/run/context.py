@@ -51,6 +51,7 @@ class RunContext:
         console: Console,
         directory: JobDirectory | None = None,
         recovery: RecoveryPolicy | None = None,
+        deadline: Deadline | None = None,
         window: Window = WINDOW,
     ) -> RunContext:
         """`workers` deliver their events to `inbox`. A `directory` has begun its epoch."""
@@ -60,7 +61,6 @@ class RunContext:
             epoch=directory.epoch if directory else 0,
             have_processes=workers.have_processes,
         )
-        deadline = Deadline(directory.deadline.at) if directory is not None and directory.deadline is not None else None
         return cls(
             job=job,
             directory=directory,

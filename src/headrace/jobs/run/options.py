@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.jobs.recovery.job_engine import Start
 from headrace.jobs.recovery.retry_rules import RetryRules
+from headrace.jobs.run.deadline import Deadline
 from headrace.jobs.status.console import Console
 
 if TYPE_CHECKING:
@@ -27,3 +28,4 @@ class RunOptions:
     console: Console
     on_begin: OnBegin | None = None
     cluster: RayCluster | None = None  # where engines run, in place of the job's own address
+    deadline: Deadline | None = None  # of the job, with the clock already read

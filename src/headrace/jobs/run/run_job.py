@@ -59,13 +59,15 @@ def run_job(
     stream: TextIO | None = None,
     on_begin: OnBegin | None = None,
     cluster: RayCluster | None = None,
+    deadline: Deadline | None = None,
 ) -> JobReport:
     """Answer every line of the input that has no result yet. When the user stops the job, the report says so. `start`
     starts engines, all of them or those of one worker each; by default a single engine runs on a thread, or in a
     process of its own if an earlier run of this job lost its process, and several run in processes. `has_own_process`:
     the engines of `start` run in other processes. From `min_lines_for_process` lines on, a process of its own prepares
     the lines. `on_begin` is called before the first line starts, with a function that stops the run as a signal would,
-    from any thread. `cluster`: where the workers run, in place of the one at `job.ray`."""
+    from any thread. `cluster`: where the workers run, in place of the one at `job.ray`. `deadline`: of the job,
+    for which the caller has read the clock already."""
     job.check_paths()
     console = Console(enabled=not quiet, stream=stream)
     options = RunOptions(
@@ -76,6 +78,7 @@ def run_job(
         console=console,
         on_begin=on_begin,
         cluster=cluster,
+        deadline=deadline,
     )
     with closing(job.open_input()) as source, MetricsServer(job.metrics_port) as metrics:
         if metrics.url is not None:
@@ -162,7 +165,14 @@ class _Execution:
                 if self.options.on_begin is not None:
                     self.options.on_begin(lambda: inbox.put(StopRequest()))
                 context = RunContext.build(
-                    job, results, inbox=inbox, workers=workers, console=console, directory=directory, recovery=recovery
+                    job,
+                    results,
+                    inbox=inbox,
+                    workers=workers,
+                    console=console,
+                    directory=directory,
+                    recovery=recovery,
+                    deadline=self._deadline(directory),
                 )
                 lines = self.source.read_batches(limit=job.limit, skip=None if directory is None else directory.is_done)
                 return MainLoop(
@@ -176,7 +186,8 @@ class _Execution:
             workers.close()
 
     def _answer_or_expire(self, directory: JobDirectory) -> JobReport:
-        if directory.deadline is not None and Deadline(directory.deadline.at).is_over:
+        deadline = self._deadline(directory)
+        if deadline is not None and deadline.is_over:
             self._retry_on_full_disk(lambda: directory.begin(num_expected=self._num_expected))
             report = replace(report_of_nothing(self.job, directory), was_expired=True)
         else:
@@ -186,6 +197,11 @@ class _Execution:
             expire_rest(self.job, directory, report.tally, flush=lambda: self._retry_on_full_disk(directory.flush))
             self.metrics.update(show_expired(self.job, directory, report.tally))
         return report
+
+    def _deadline(self, directory: JobDirectory | None) -> Deadline | None:
+        if self.options.deadline is not None or directory is None or directory.deadline is None:
+            return self.options.deadline
+        return Deadline(directory.deadline.at)
 
     def _publish_finished(self, directory: JobDirectory) -> JobReport:
         """Publish the output of a job without lines left, if that was not done yet."""

@@ -280,6 +280,7 @@ class BatchRunner:
                 start=starts,
                 has_own_process=True,
                 quiet=True,
+                deadline=self._deadline(batch),  # the clock may jump between here and the first step
                 on_begin=partial(self._begun, batch),
             )
         except (ResumableJobError, EngineDeadError) as error:
