@@ -102,6 +102,13 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """Each start and each death of an engine collects garbage, and would visit all that earlier tests have left."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _same_number_of_threads() -> Iterator[None]:
     """An engine in this process sets the number of torch's threads, on which sums of later tests would depend."""
     num_threads = torch.get_num_threads()

@@ -39,9 +39,12 @@ def states(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
 
 
 def embedding(model: PreTrainedModel, prompt: list[int], pooling: str, *, normalize: bool = True) -> np.ndarray:
-    found = states(model, prompt)
-    pooled = found[-1] if pooling == "last" else found.mean(0)
-    return (torch.nn.functional.normalize(pooled, dim=0) if normalize else pooled).numpy()
+    return pooled(states(model, prompt), pooling, normalize=normalize)
+
+
+def pooled(found: torch.Tensor, pooling: str, *, normalize: bool = True) -> np.ndarray:
+    chosen = found[-1] if pooling == "last" else found.mean(0)
+    return (torch.nn.functional.normalize(chosen, dim=0) if normalize else chosen).numpy()
 
 
 def logprobs(model: PreTrainedModel, prompt: list[int], continuation: list[int]) -> list[float]:
@@ -58,23 +61,25 @@ def test_embeddings_and_scores_equal_transformers_through_chunks_and_prefix_hits
     model = save_model(tmp_path, family)
     prompts = prompts_with_a_shared_prefix()
     continuations = [some_tokens(random.Random(i), 1 + 5 * (i % 4)) for i in range(len(prompts))]
+    theirs = [states(model, prompt) for prompt in prompts]
+    their_logprobs = [logprobs(model, *pair) for pair in zip(prompts, continuations, strict=True)]
     with LLM(str(tmp_path), **SMALL) as llm:  # type: ignore[arg-type]
         for _ in range(2):  # the second time with prefix hits from the first
             for pooling in ("last", "mean"):
                 outputs = llm.embed(prompts, pooling=pooling, use_tqdm=False)  # type: ignore[arg-type]
-                for prompt, output in zip(prompts, outputs, strict=True):
+                for prompt, found, output in zip(prompts, theirs, outputs, strict=True):
                     assert output.prompt_token_ids == tuple(prompt)
-                    np.testing.assert_allclose(output.embedding, embedding(model, prompt, pooling), atol=1e-4)
+                    np.testing.assert_allclose(output.embedding, pooled(found, pooling), atol=1e-4)
             (raw,) = llm.embed([prompts[4]], normalize=False, use_tqdm=False)
-            expected = embedding(model, prompts[4], "last", normalize=False)
+            expected = pooled(theirs[4], "last", normalize=False)
             np.testing.assert_allclose(raw.embedding, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
             scores = llm.score(prompts, continuations, use_tqdm=False)
-            for prompt, continuation, output in zip(prompts, continuations, scores, strict=True):
+            for prompt, continuation, values, output in zip(
+                prompts, continuations, their_logprobs, scores, strict=True
+            ):
                 assert output.prompt_token_ids == tuple(prompt)
                 assert output.outputs.token_ids == tuple(continuation)
-                assert output.outputs.token_logprobs == pytest.approx(
-                    logprobs(model, prompt, continuation), abs=2e-3, rel=1e-4
-                )
+                assert output.outputs.token_logprobs == pytest.approx(values, abs=2e-3, rel=1e-4)
         assert (llm.stats.scheduler.num_prefix_hit_tokens > 0) == (family not in HYBRIDS)
         assert llm.stats.scheduler.num_generated_tokens == 0
         assert llm.stats.scheduler.num_blocks_held == 0

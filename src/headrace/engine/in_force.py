@@ -83,6 +83,9 @@ def _derived(settings: Settings) -> dict[str, SettingInForce]:
             settings.min_free_slots_to_start, "automatic", "free slots before new sequences start, once all were taken"
         ),
         "speculation": _speculation(settings),
+        "cpu_offload_host_bytes": SettingInForce(
+            settings.cpu_offload_host_bytes, "automatic", "host memory of a rank for streamed layers"
+        ),
         "num_host_blocks": SettingInForce(settings.num_host_blocks, "automatic", "evicted blocks that the host keeps"),
     } | (state if settings.has_recurrent_state else {})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -24,12 +23,6 @@ from tests.jobs.crash.torture import torture
 pytestmark = pytest.mark.crash
 
 PUBLISHING = STEPS[STEPS.index("input-ended") :]
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    with Forge() as forge:
-        yield forge
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -16,12 +15,6 @@ from tests.jobs.crash.scene import Scene, committed_lines, final_lines, make_lin
 from tests.jobs.crash.torture import torture
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    with Forge() as forge:
-        yield forge
 
 
 def lines(num_lines: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.crash
 
 NUM_ROWS = 40
 ROWS = [{"number": str(number), "text": f"row {number},\n{'x' * (number % 7)}"} for number in range(NUM_ROWS)]
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    with Forge() as forge:
-        yield forge
 
 
 def write_csv(path: Path) -> None:
