@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from about import commit
 from torch import Tensor
 
 from headrace.kernels.cpu.linear import Int8Linear, PackedLinear
@@ -79,7 +80,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--commit", help="commit of the code, if git cannot tell")
     parser.add_argument("--json", type=Path, help="write the record here")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*deprecated.*")
@@ -91,7 +91,7 @@ def main() -> None:
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
-        "commit": given.commit,
+        "commit": commit(),
     }
     record["rows"] = measure(given.layers, given.rounds)
     if given.json:

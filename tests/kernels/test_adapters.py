@@ -71,13 +71,19 @@ def test_the_kernels_add_the_product_of_each_rows_adapter(
 @pytest.mark.parametrize("add", [reference.add_low_rank, cpu.add_low_rank])
 @pytest.mark.parametrize(
     ("num_rows", "sizes", "width", "max_rank"),
-    [(1, (48, 24, 24), 96, 5), (8, (300, 20), 200, 16), (20, (300, 20), 200, 16), (65, (40,), 33, 70)],
+    [(1, (48, 24, 24), 96, 5), (20, (300, 20), 200, 16), (65, (40,), 33, 70), (400, (40,), 64, 8)],
 )
 def test_the_cpu_adds_the_product_of_each_rows_adapter(
     add: object, num_rows: int, sizes: tuple[int, ...], width: int, max_rank: int
 ) -> None:
     place = Place("cpu", "cpu", torch.float32, error=1e-5, attention_error=1e-5)
     check(place, add, num_rows, sizes, width, max_rank)
+
+
+def test_a_cpu_computes_adapters_with_few_and_with_many_rows_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu.adapters, "_MAX_ROWS", 4)
+    place = Place("cpu", "cpu", torch.float32, error=1e-5, attention_error=1e-5)
+    check(place, cpu.add_low_rank, 20, (300, 20), 200, 16)
 
 
 def test_rows_are_sorted_by_adapter_and_those_without_one_come_last() -> None:

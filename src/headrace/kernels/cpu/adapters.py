@@ -20,7 +20,7 @@ from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, flo
 from headrace.kernels.cpu.vectors import LANES, add, fma, load, splat, total
 from headrace.kernels.layout import AdapterRows, LowRankWeights
 
-_MAX_ROWS = 4  # of one adapter; with more of them, GEMMs are faster, which take as long as five rows to begin
+_MAX_ROWS = 32  # of one adapter; with more, GEMMs are faster, each of which takes as long as 30 rows to begin
 _RANKS = 8  # of a task of `_shrink`
 _COLUMNS = 256  # of a task of `_expand`
 
