@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from headrace.engine.start import Engine
 
 
-class AsyncPoolingCalls:
+class AsyncPoolingCalls(ABC):
     """What `AsyncEngine` has beside generation. Owns nothing: the fields are those of `AsyncEngine`."""
 
     _engine: Engine
     _reader: PromptReader
     pooling_reader: PoolingReader
 
-    def _new_id(self, request_id: str | None) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _new_id(self, request_id: str | None) -> str: ...
 
-    def open_readouts(self, pending: Sequence[PendingReadout]) -> ReadoutStream:
-        raise NotImplementedError
+    @abstractmethod
+    def open_readouts(self, pending: Sequence[PendingReadout]) -> ReadoutStream: ...
 
     def prepare_pooling(
         self,

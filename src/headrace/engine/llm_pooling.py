@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,20 +38,20 @@ Output = TypeVar("Output")
 READ_AT_ONCE = 256  # prompts; the engine works while the next ones are tokenized
 
 
-class PoolingCalls:
+class PoolingCalls(ABC):
     """What `LLM` has beside generation. Owns nothing: the fields are those of `LLM`."""
 
     _engine: Engine
     _reader: PromptReader
     _ids: Iterator[int]
 
+    @abstractmethod
     def _collect(
         self, order: list[int], inputs: Iterable[Any], build: Callable[[int, Any], Any], *, use_tqdm: bool
-    ) -> list[Any]:
-        raise NotImplementedError
+    ) -> list[Any]: ...
 
-    def _refuse_long(self, prompts: Sequence[Prompt], noun: str = "prompt") -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _refuse_long(self, prompts: Sequence[Prompt], noun: str = "prompt") -> None: ...
 
     @checks_arguments(RequestError)
     def embed(

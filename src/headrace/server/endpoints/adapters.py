@@ -34,7 +34,7 @@ async def load_adapter(services: Services, exchange: Exchange) -> None:
             "'load_inplace' to True.",
             "lora_name",
         )
-    await _load(services, name, path, replaces=bool(request.load_inplace))
+    await _load(services, name, path, ("lora_name", "lora_path"), replaces=bool(request.load_inplace))
     await _reply(exchange, f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -43,19 +43,20 @@ async def load_sagemaker_adapter(services: Services, exchange: Exchange) -> None
     request = read(SageMakerAdapterRequest, await exchange.read_body(services.options.max_body_bytes))
     if not request.name or not request.src:
         raise bad_request("name and src must be given", "src" if request.name else "name")
-    await _load(services, request.name, request.src, replaces=False)
+    await _load(services, request.name, request.src, ("name", "src"), replaces=False)
     await _reply(exchange, f"Success: LoRA adapter '{request.name}' added successfully.")
 
 
-async def _load(services: Services, name: str, path: str, *, replaces: bool) -> None:
+async def _load(services: Services, name: str, path: str, fields: tuple[str, str], *, replaces: bool) -> None:
+    """`fields`: where the body has the name and the path."""
     if name in services.model_names:
-        raise bad_request(f"{name!r} is the name of the model; choose another one for the adapter", "lora_name")
+        raise bad_request(f"{name!r} is the name of the model; choose another one for the adapter", fields[0])
     try:
         await services.engine.load_adapter(name, path, replaces=replaces)
     except AdapterError as error:
         if not Path(path).is_dir():
-            raise ApiError(404, str(error), param="lora_path", code="adapter_not_found") from None
-        raise bad_request(str(error), "lora_path", "adapter_refused") from None
+            raise ApiError(404, str(error), param=fields[1], code="adapter_not_found") from None
+        raise bad_request(str(error), fields[1], "adapter_refused") from None
 
 
 async def unload_adapter(services: Services, exchange: Exchange) -> None:
