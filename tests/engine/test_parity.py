@@ -1,4 +1,4 @@
-"""Greedy answers equal those of transformers, through chunks, prefix hits, preemption and mixed batches."""
+"""Greedy tokens and their log-probabilities equal those of transformers, however the scheduler runs them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from headrace import LLM, SamplingParams
 from tests.engine.tiny import FAMILIES, HYBRIDS, LIKE_OTHERS, SHAPE, greedy, save_model
@@ -16,7 +17,8 @@ from tests.engine.tiny import FAMILIES, HYBRIDS, LIKE_OTHERS, SHAPE, greedy, sav
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 # The stop token is never sampled, but makes the length unknown, so that preemption can happen.
-OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,))
+OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,), logprobs=0)
+LOGPROB_ERROR = 3e-4  # in float32
 pytestmark = pytest.mark.parity
 
 
@@ -43,39 +45,32 @@ def prompts_with_a_shared_prefix() -> list[list[int]]:
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in FAMILIES]
 )
-def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_batches(
-    family: str, tmp_path: Path
-) -> None:
+def test_greedy_tokens_and_their_log_probabilities_equal_transformers(family: str, tmp_path: Path) -> None:
+    """Through chunks, mixed batches, prefix hits and, since the blocks are too few for four sequences, preemption."""
     model = save_model(tmp_path, family)
     prompts = prompts_with_a_shared_prefix()
-    expected = [greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 11, "num_gpu_blocks_override": 60, "block_size": 8}
-    with LLM(str(tmp_path), num_threads=1, **settings) as llm:
-        first = llm.generate(prompts, GREEDY, use_tqdm=False)
-        again = llm.generate(prompts, GREEDY, use_tqdm=False)
+    expected = [greedy_with_logprobs(model, prompt) for prompt in prompts]
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 11, "num_gpu_blocks_override": 16, "block_size": 8}
+    with LLM(str(tmp_path), num_threads=1, max_model_len=112, **settings) as llm:
+        answers = [llm.generate(prompts, OPEN_ENDED, use_tqdm=False) for _ in range(2)]
         stats = llm.stats.scheduler
-    assert [list(output.outputs[0].token_ids) for output in first] == expected
-    assert [list(output.outputs[0].token_ids) for output in again] == expected
+    for outputs in answers:
+        for output, (tokens, logprobs) in zip(outputs, expected, strict=True):
+            (answer,) = output.outputs
+            assert list(answer.token_ids) == tokens
+            assert answer.logprobs is not None
+            assert [entry.logprob for entry in answer.logprobs] == pytest.approx(logprobs, abs=LOGPROB_ERROR)
+    assert stats.num_preemptions > 0
     assert (stats.num_prefix_hit_tokens > 0) == (family not in HYBRIDS)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name != "lfm2"))
-        for name in ("gpt_oss", "deepseek_v2", "deepseek_v3", "bloom", *HYBRIDS)
-    ],
-)
-def test_preempted_sequences_of_families_with_another_attention_get_the_same_tokens(
-    family: str, tmp_path: Path
-) -> None:
-    model = save_model(tmp_path, family)
-    prompts = prompts_with_a_shared_prefix()
-    expected = [greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
-    with LLM(str(tmp_path), max_num_seqs=6, num_gpu_blocks_override=14, block_size=8, max_model_len=112) as llm:
-        outputs = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, OPEN_ENDED, use_tqdm=False)]
-        assert llm.stats.scheduler.num_preemptions > 0
-    assert outputs == expected
+def greedy_with_logprobs(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """Decodes greedily without a cache, and returns the log-probability of each token too."""
+    tokens = greedy(model, prompt, NUM_TOKENS)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return tokens, chosen.tolist()
 
 
 @pytest.mark.parametrize(
