@@ -193,7 +193,13 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         transformers.Exaone4ForCausalLM,
         {"sliding_window": 24, "sliding_window_pattern": 2},
     ),
+    "stablelm_12b": (
+        transformers.StableLmConfig,
+        transformers.StableLmForCausalLM,
+        {"qk_layernorm": True, "use_parallel_residual": True},
+    ),
     "cohere": (transformers.CohereConfig, transformers.CohereForCausalLM, {}),
+    "command_r_plus": (transformers.CohereConfig, transformers.CohereForCausalLM, {"use_qk_norm": True}),
     "cohere2": (
         transformers.Cohere2Config,
         transformers.Cohere2ForCausalLM,
@@ -247,6 +253,17 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         transformers.GraniteMoeForCausalLM,
         GRANITE | {"num_local_experts": 6},
     ),
+    "granitemoeshared": (
+        transformers.GraniteMoeSharedConfig,
+        transformers.GraniteMoeSharedForCausalLM,
+        GRANITE | {"num_local_experts": 6, "shared_intermediate_size": 64},
+    ),
+    "dots1": (
+        transformers.Dots1Config,
+        transformers.Dots1ForCausalLM,
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1}
+        | {"first_k_dense_replace": 1, "sliding_window": 24, "max_window_layers": 2},
+    ),
     "glm4_moe": (
         transformers.Glm4MoeConfig,
         transformers.Glm4MoeForCausalLM,
@@ -270,8 +287,21 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "nemotron_h": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM, NEMOTRON_H),
     "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM, GATED_DELTA | DELTA_EXPERTS),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM, GATED_DELTA),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeTextConfig,
+        transformers.Qwen3_5MoeForCausalLM,
+        GATED_DELTA | DELTA_EXPERTS,
+    ),
 }
-HYBRIDS = ("lfm2", "mamba2", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")  # they have a recurrent state
+HYBRIDS = (
+    "lfm2",
+    "mamba2",
+    "falcon_h1",
+    "nemotron_h",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+)  # they have a recurrent state
 # Put together of what the others have, one by one: left to the slow tests of the whole engine. The logits of all
 # families are compared with those of transformers by default.
 LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm", "seed_oss", "ernie4_5", "exaone4"} | {
@@ -302,6 +332,11 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "falcon_h1",
     "nemotron_h",
     "qwen3_5",
+    "qwen3_5_moe",
+    "stablelm_12b",
+    "command_r_plus",
+    "granitemoeshared",
+    "dots1",
 }
 DIVIDED = [name for name in FAMILIES if name not in ("gemma3n", *HYBRIDS)]  # those that run on several ranks
 MIXTURES = (
@@ -320,6 +355,9 @@ MIXTURES = (
     "minimax_m2",
     "nemotron_h",
     "qwen3_next",
+    "qwen3_5_moe",
+    "granitemoeshared",
+    "dots1",
 )
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}<tool {{ tool.function.name }}>\n{% endfor %}"
