@@ -21,6 +21,18 @@ pytestmark = pytest.mark.parity
 CLOSE = {"atol": 2e-5, "rtol": 2e-4}
 
 
+def classifier_name(family: str, model_class: type[Any]) -> str:
+    stem = model_class.__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    return f"{'Gemma3Text' if family == 'gemma3' else stem}ForSequenceClassification"
+
+
+OTHER_CLASSIFIERS = [
+    name
+    for name, (_, model_class, _) in tiny.FAMILIES.items()
+    if name not in ("gpt2", "gemma3", "qwen3") and hasattr(transformers, classifier_name(name, model_class))
+]
+
+
 def some_texts(count: int = 24) -> list[str]:
     """Of one to sixty words, some of the same length, more than fit into one step."""
     rng = random.Random(7)
@@ -50,7 +62,10 @@ def logits(model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor],
         return found
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert", pytest.param("xlm-roberta", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    ["bert", "modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("xlm-roberta", "roberta"))],
+)
 def test_embeddings_of_packed_batches_equal_transformers(kind: str, tmp_path: Path) -> None:
     model = save_encoder(tmp_path, kind)
     texts = some_texts()
@@ -87,7 +102,12 @@ def test_modules_of_sentence_transformers_are_respected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_labels"), [("bert", 1), ("xlm-roberta", 3), pytest.param("modernbert", 1, marks=pytest.mark.slow)]
+    ("kind", "num_labels"),
+    [
+        ("bert", 1),
+        ("xlm-roberta", 3),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("modernbert", "roberta")),
+    ],
 )
 def test_classes_and_scores_of_pairs_equal_transformers(kind: str, num_labels: int, tmp_path: Path) -> None:
     model = save_encoder(tmp_path, kind, "ForSequenceClassification", num_labels=num_labels)
@@ -110,10 +130,15 @@ def test_classes_and_scores_of_pairs_equal_transformers(kind: str, num_labels: i
             assert output.outputs.score == pytest.approx(float(raw), abs=2e-5)
 
 
-def test_a_decoder_with_a_classification_head_equals_transformers_through_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family",
+    ["gpt2", "gemma3", "qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CLASSIFIERS)],
+)
+def test_a_decoder_with_a_classification_head_equals_transformers_through_chunks(family: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    config = transformers.Qwen3Config(**tiny.SHAPE | {"num_labels": 3, "pad_token_id": 0})
-    model = transformers.Qwen3ForSequenceClassification(config).eval()
+    config_class, model_class, extra = tiny.FAMILIES[family]
+    config = config_class(**tiny.SHAPE | extra | {"num_labels": 3, "pad_token_id": 0})
+    model = getattr(transformers, classifier_name(family, model_class))(config).eval()
     model.save_pretrained(tmp_path)
     tiny.save_tokenizer(tmp_path)
     prompts = [[5, 6, 7], list(range(1, 60)), list(range(1, 40))]

@@ -31,7 +31,7 @@ def save_for_auto_tokenizer(directory: Path, *, has_types: bool = False) -> None
     made.save_pretrained(directory)
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "roberta", "modernbert"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, tmp_path: Path) -> None:
     base, saved = tmp_path / "base", tmp_path / "saved"
@@ -57,7 +57,9 @@ def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, 
         np.testing.assert_allclose(scores, expected[0].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "has_types"), [("bert", True), ("bert", False), ("modernbert", False)])
+@pytest.mark.parametrize(
+    ("kind", "has_types"), [("bert", True), ("bert", False), ("xlm-roberta", False), ("modernbert", False)]
+)
 def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
     kind: str, has_types: bool, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ MODERN = SHAPE | {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 2, "b
 KINDS: dict[str, tuple[type[Any], str, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, "Bert", SHAPE),
     "xlm-roberta": (transformers.XLMRobertaConfig, "XLMRoberta", SHAPE | {"type_vocab_size": 1}),
+    "roberta": (transformers.RobertaConfig, "Roberta", SHAPE | {"type_vocab_size": 1}),
     "modernbert": (transformers.ModernBertConfig, "ModernBert", MODERN),
 }
 

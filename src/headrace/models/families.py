@@ -43,17 +43,18 @@ def family_of_config(config: Config) -> Family:
         return _by_model_type(config)
     known = {name: family for family in FAMILIES for name in family.architectures}
     for name in names:
-        if (found := known.get(name) or known.get(_with_lm_head(name))) is not None:
+        if (found := next((known[each] for each in (name, *_with_lm_head(name)) if each in known), None)) is not None:
             return found
     raise _unknown("architecture", names[0], list(known), _why_unknown(config))
 
 
-def _with_lm_head(name: str) -> str:
-    """Returns the architecture of the model that generates, for one with another head or without one."""
+def _with_lm_head(name: str) -> tuple[str, ...]:
+    """Returns what the architecture of the model that generates may be called, for one with another head or none."""
     for ending in POOLING_ENDINGS:
         if name.endswith(ending):
-            return name.removesuffix(ending) + _ENDING
-    return name
+            stem = name.removesuffix(ending)
+            return (stem + _ENDING, stem + "LMHeadModel", stem.removesuffix("Text") + _ENDING)
+    return ()
 
 
 def _by_model_type(config: Config) -> Family:
