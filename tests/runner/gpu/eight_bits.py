@@ -31,6 +31,10 @@ class EightBits(TorchFunctionMode):
             x, weight, *rest = args
             if self._takes(weight.shape):
                 args = (rounded_rows(x), rounded_rows(weight), *rest)
+        elif function is torch.addmm:  # of GPT-2, whose weights are stored transposed
+            bias, x, weight = args
+            if self._takes(weight.shape):
+                args = (bias, rounded_rows(x), rounded_rows(weight.mT).mT)
         elif function is torch.bmm or (function in (torch.matmul, Tensor.matmul, Tensor.__matmul__)):
             x, weight = args  # [.., K], [.., K, N]; with more dimensions it is attention, or rotary angles
             if weight.ndim == (3 if function is torch.bmm else 2) and self._takes(weight.shape[-2:]):
@@ -54,6 +58,7 @@ def choices_in_eight_bits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
         model.set_experts_implementation("eager")  # others call kernels that cannot be seen here
     with torch.inference_mode(), EightBits(model.config.vocab_size) as mode:
         logits = model(torch.tensor([tokens], device=model.device)).logits[0]
-    # Attention has two GEMMs or more in each layer, and so has its MLP or each of its experts.
-    assert mode.num_rounded >= 4 * model.config.num_hidden_layers
+    # Attention has two GEMMs or more in each layer, and so has its MLP or each of its experts. Mamba 2 has no MLP.
+    num_per_layer = 2 if model.config.model_type == "mamba2" else 4
+    assert mode.num_rounded >= num_per_layer * model.config.num_hidden_layers
     return logits.argmax(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import transformers
 
 from headrace import LLM, PoolingParams
 from tests.engine import tiny
-from tests.engine.tiny_encoders import KINDS, save_encoder, words
+from tests.engine.tiny_encoders import KINDS, save_encoder, save_modules, words
 
 pytestmark = pytest.mark.gpu
 
@@ -71,3 +72,23 @@ def test_a_decoder_with_a_classification_head_needs_no_lm_head(tmp_path: Path) -
         with torch.inference_mode():
             expected = model(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt))).logits[0]
         np.testing.assert_allclose(output.outputs.probs, expected.numpy(), atol=NEAR)
+
+
+@pytest.mark.parametrize(("quantization", "min_cosine"), [(None, MIN_COSINE), ("fp8", 0.99)])
+def test_embeddings_of_a_decoders_last_token_are_near_those_of_float32(
+    quantization: Any, min_cosine: float, tmp_path: Path
+) -> None:
+    """In chunks, and with prefix hits the second time."""
+    torch.manual_seed(3)
+    model = transformers.Qwen3Model(transformers.Qwen3Config(**tiny.SHAPE)).eval()
+    model.save_pretrained(tmp_path)
+    tiny.save_tokenizer(tmp_path)
+    save_modules(tmp_path, "lasttoken")
+    prompts = [[5], [5, 6, 7], list(range(1, 300)), list(range(1, 40)), list(range(1, 290))]
+    with LLM(str(tmp_path), max_num_batched_tokens=128, max_num_seqs=16, quantization=quantization) as llm:
+        for _ in range(2):
+            for prompt, output in zip(prompts, llm.embed(prompts, use_tqdm=False), strict=True):
+                with torch.inference_mode():
+                    expected = model(torch.tensor([prompt])).last_hidden_state[0, -1].numpy()
+                assert cosine(output.embedding, expected) > min_cosine
+        assert llm.stats.scheduler.num_prefix_hit_tokens > 0

@@ -105,12 +105,12 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
             assert (ours < limit).all(), (ours - limit).max()
 
 
-@pytest.mark.parametrize("family", MIXTURES)
-def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tmp_path: Path) -> None:
     """As near as those of transformers with its GEMMs in eight bits, after the same tokens."""
     in_bf16 = rounded(save_model(tmp_path, family), torch.bfloat16)
     reference = rounded(save_model(tmp_path, family), torch.float32)
-    prompts = prompts_with_shared_prefixes()
+    prompts = prompts_with_shared_prefixes()[:20]
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
     with LLM(str(tmp_path), dtype="bfloat16", quantization="fp8", **settings) as llm:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
