@@ -31,22 +31,35 @@ def save_for_auto_tokenizer(directory: Path, *, has_types: bool = False) -> None
     made.save_pretrained(directory)
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "roberta", "modernbert"])
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, tmp_path: Path) -> None:
-    base, saved = tmp_path / "base", tmp_path / "saved"
-    save_encoder(base, kind)
-    save_for_auto_tokenizer(base)
+def save_embedding_model(directory: Path, kind: str, pooling: str) -> Any:
+    """Saves an encoder with modules of sentence-transformers in `saved`, and returns its model."""
+    save_encoder(directory / "base", kind)
+    save_for_auto_tokenizer(directory / "base")
     parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     modules = [
-        parts.Transformer(str(base), max_seq_length=40),
+        parts.Transformer(str(directory / "base"), max_seq_length=40),
         parts.Pooling(HIDDEN, pooling_mode=pooling),
         *([parts.Dense(HIDDEN, 24)] if kind == "bert" else []),
         *([parts.Normalize()] if pooling == "mean" else []),
     ]
     model = library.SentenceTransformer(modules=modules, device="cpu", prompts={"query": "w9 w8 ", "document": ""})
-    model.save(str(saved))
-    with LLM(str(saved)) as llm:
+    model.save(str(directory / "saved"))
+    return model
+
+
+def save_cross_encoder(directory: Path, kind: str, *, has_types: bool = False) -> Any:
+    save_encoder(directory / "base", kind, "ForSequenceClassification", num_labels=1)
+    save_for_auto_tokenizer(directory / "base", has_types=has_types)
+    model = library.CrossEncoder(str(directory / "base"), device="cpu")
+    model.save_pretrained(str(directory / "saved"))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "roberta", "modernbert"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, tmp_path: Path) -> None:
+    model = save_embedding_model(tmp_path, kind, pooling)
+    with LLM(str(tmp_path / "saved")) as llm:
         assert llm.settings.max_model_len == 40
         found = [output.embedding for output in llm.embed([*TEXTS, LONG], truncate_prompt_tokens=-1)]
         np.testing.assert_allclose(found, model.encode([*TEXTS, LONG]), atol=1e-5, rtol=1e-4)
@@ -57,18 +70,40 @@ def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, 
         np.testing.assert_allclose(scores, expected[0].numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_embeddings_of_a_decoder_are_those_of_sentence_transformers(family: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding and e5-mistral are: the last token, normalized, and a prompt for queries."""
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    tiny.save_model(base, family)
+    tokenizer_file = str(base / "tokenizer.json")
+    transformers.PreTrainedTokenizerFast(tokenizer_file=tokenizer_file, pad_token="<eos>").save_pretrained(base)
+    parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    modules = [
+        parts.Transformer(str(base), max_seq_length=200),
+        parts.Pooling(tiny.SHAPE["hidden_size"], pooling_mode="lasttoken"),
+        parts.Normalize(),
+    ]
+    model = library.SentenceTransformer(modules=modules, device="cpu", prompts={"query": "Query: ", "document": ""})
+    model.save(str(saved))
+    texts = ["river", "a mill by the river", "stones " * 20]
+    with LLM(str(saved)) as llm:
+        found = [output.embedding for output in llm.embed(texts)]
+        queries = [output.embedding for output in llm.embed(texts, prompt_name="query")]
+        scores = [output.outputs.score for output in llm.score(texts[0], texts)]  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, model.encode(texts), atol=1e-4)
+    np.testing.assert_allclose(queries, model.encode(texts, prompt_name="query"), atol=1e-4)
+    expected = library.util.cos_sim(model.encode_query([texts[0]]), model.encode_document(texts))
+    np.testing.assert_allclose(scores, expected[0].numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kind", "has_types"), [("bert", True), ("bert", False), ("xlm-roberta", False), ("modernbert", False)]
 )
 def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
     kind: str, has_types: bool, tmp_path: Path
 ) -> None:
-    base, saved = tmp_path / "base", tmp_path / "saved"
-    save_encoder(base, kind, "ForSequenceClassification", num_labels=1)
-    save_for_auto_tokenizer(base, has_types=has_types)
-    model = library.CrossEncoder(str(base), device="cpu")
-    model.save_pretrained(str(saved))
-    with LLM(str(saved)) as llm:
+    model = save_cross_encoder(tmp_path, kind, has_types=has_types)
+    with LLM(str(tmp_path / "saved")) as llm:
         found = [output.outputs.score for output in llm.score(TEXTS[1], TEXTS)]  # type: ignore[union-attr]
     np.testing.assert_allclose(found, model.predict([(TEXTS[1], text) for text in TEXTS]), atol=1e-5, rtol=1e-4)
 
