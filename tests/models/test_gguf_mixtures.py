@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Glm4MoeConfig,
@@ -21,6 +23,8 @@ from transformers import (
     GptOssForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     MiniMaxM2Config,
@@ -29,6 +33,8 @@ from transformers import (
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
@@ -196,6 +202,49 @@ CASES = {
         {"expert_count": 4, "expert_used_count": 2, "residual_scale": 0.5, "attention.scale": 0.2}
         | {"embedding_scale": 1.0, "logit_scale": 1.0},
     ),
+    "granite moe with a shared expert": Case(
+        "granitemoe",
+        lambda: GraniteMoeSharedForCausalLM(
+            GraniteMoeSharedConfig(**SMALL, num_local_experts=4, shared_intermediate_size=24, logits_scaling=2.0)
+        ),
+        {"expert_count": 4, "expert_used_count": 2, "residual_scale": 1.0, "attention.scale": 1.0}
+        | {"embedding_scale": 1.0, "logit_scale": 2.0, "expert_shared_feed_forward_length": 24},
+    ),
+    "phi-3.5 moe": Case(
+        "phimoe",
+        lambda: PhimoeForCausalLM(
+            PhimoeConfig(
+                **SMALL,
+                num_local_experts=6,
+                attention_bias=True,
+                lm_head_bias=True,
+                rope_theta=10000.0,
+                rms_norm_eps=1e-6,
+            )
+        ),
+        {"expert_count": 6, "expert_used_count": 2, "attention.sliding_window": 0, "rope.dimension_count": 16},
+    ),
+    "dots1": Case(
+        "dots1",
+        lambda: Dots1ForCausalLM(
+            Dots1Config(
+                **SMALL,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=32,
+                n_shared_experts=2,
+                first_k_dense_replace=1,
+                head_dim=16,
+                routed_scaling_factor=2.5,
+                norm_topk_prob=True,
+                rms_norm_eps=1e-6,
+            )
+        ),
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_count": 2}
+        | {"leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+        | {"expert_gating_func": 2},
+        {"head_dim": 16},
+    ),
 }
 
 
@@ -218,6 +267,10 @@ def parts(name: str, tensor: torch.Tensor, case: Case) -> Iterator[tuple[str, to
         tensor = tensor.transpose(1, 2)
     if "gate_up_proj" in name and case.architecture == "gpt-oss":
         tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
+    if name.endswith("shared_mlp.input_linear.weight"):
+        stem = name.replace("shared_mlp.input_linear.weight", "mlp.shared_expert.")
+        yield from zip((f"{stem}gate_proj.weight", f"{stem}up_proj.weight"), tensor.chunk(2), strict=True)
+        return
     name = name + ".weight" if name.endswith("sinks") else name
     name = re.sub(r"\.mlp\.[\w.]*e_score_correction_bias", ".mlp.gate.e_score_correction.bias", name)
     if name.endswith("_proj_bias"):

@@ -15,6 +15,15 @@ _DEEPSEEK = _ROUTED | {"n_shared_experts", "routed_scaling_factor", "n_group", "
 EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERT_SIZES = EXPERT_COUNTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _SIGMOID = {"expert_gating_func": 2}
+_DEEPSEEK_GGUF_KEYS = {
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_gating_func": "expert_gating_func",
+}
 _SHARED_EXPERTS = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
@@ -131,6 +140,10 @@ def _phi_rope(config: Config) -> Config:
     return {**config, key: values | {"attention_factor": short}}
 
 
+def _phi_head(tensors: Collection[str]) -> Config:
+    return {"lm_head_bias": "output.bias" in tensors}
+
+
 def _glm_norms(tensors: Collection[str]) -> Config:
     return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
 
@@ -196,7 +209,7 @@ MIXTURES = (
         name="phimoe",
         models="Phi-3.5-MoE, Phi-mini-MoE",
         architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM"),
-        gguf_architectures=(),
+        gguf_architectures=("phimoe",),
         traits=traits.phimoe,
         reads=_EXPERTS | {"attention_bias", "lm_head_bias", "sliding_window", "router_jitter_noise"},
         defaults={
@@ -213,6 +226,8 @@ MIXTURES = (
         },
         derived=_phi_rope,
         stored=Stored(names=MIXTRAL_NAMES),
+        gguf_keys=EXPERT_COUNTS | {"attention.sliding_window": "sliding_window"},
+        gguf_tells=_phi_head,
     ),
     Family(
         name="ernie4_5_moe",
@@ -283,11 +298,14 @@ MIXTURES = (
         name="granitemoeshared",
         models="Granite MoE with a shared expert",
         architectures=("GraniteMoeSharedForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("granitemoe",),
         traits=traits.granite_moe,
         reads=_EXPERTS | {"attention_bias", "shared_intermediate_size", *GRANITE_MULTIPLIERS},
         defaults=_GRANITE_DEFAULTS,
         stored=_GRANITE_STORED,
+        gguf_mark="expert_shared_feed_forward_length",
+        gguf_keys=EXPERT_COUNTS | GRANITE_GGUF_KEYS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        gguf_rotates_pairs=True,
     ),
     Family(
         name="glm4_moe",
@@ -313,22 +331,14 @@ MIXTURES = (
         implies=_SIGMOID,
         stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}, has_extra_layers=True),
         gguf_keys=_EXPERT_SIZES,
-        gguf_further={
-            "expert_shared_count": "n_shared_experts",
-            "leading_dense_block_count": "first_k_dense_replace",
-            "expert_weights_scale": "routed_scaling_factor",
-            "expert_weights_norm": "norm_topk_prob",
-            "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-            "expert_gating_func": "expert_gating_func",
-        },
+        gguf_further=_DEEPSEEK_GGUF_KEYS,
         gguf_tells=_glm_norms,
     ),
     Family(
         name="dots1",
         models="dots.llm1",
         architectures=("Dots1ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("dots1",),
         traits=traits.dots1,
         reads=_DEEPSEEK | {"attention_bias", "sliding_window", "max_window_layers", "layer_types"},
         renamed={"n_routed_experts": "num_local_experts"},
@@ -341,8 +351,10 @@ MIXTURES = (
             "first_k_dense_replace": 0,
             "norm_topk_prob": False,
         },
-        implies={"scoring_func": "noaux_tc"},
+        implies={"scoring_func": "noaux_tc"} | _SIGMOID,
         stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}),
+        gguf_keys=_EXPERT_SIZES,
+        gguf_further=_DEEPSEEK_GGUF_KEYS,
     ),
     Family(
         name="deepseek_v2",
