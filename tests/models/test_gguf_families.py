@@ -397,11 +397,11 @@ def make(case: Case) -> PreTrainedModel:
     return model
 
 
-def tensors_of(case: Case, model: PreTrainedModel) -> dict[str, Array]:
+def tensors_of(case: Case, model: PreTrainedModel, weights: dict[str, torch.Tensor] | None = None) -> dict[str, Array]:
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[case.architecture]
     names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
     tensors = dict(case.tensors)
-    for name, tensor in joined_norms(model.state_dict()).items():
+    for name, tensor in joined_norms(weights or model.state_dict()).items():
         stem, _, kind = name.rpartition(".")
         if name != "lm_head.weight" or not model.config.tie_word_embeddings:
             known = names.get_name(stem) or names.get_name(stem.removeprefix("transformer."))
@@ -423,10 +423,10 @@ def joined_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return joined
 
 
-def save(case: Case, model: PreTrainedModel, path: Path, **extra: Any) -> str:
+def save(case: Case, model: PreTrainedModel, path: Path, tensors: dict[str, Array] | None = None, **extra: Any) -> str:
     keys = {key: value for key, value in (case.extra | extra).items() if value is not None}
     values = {f"{case.architecture}.{key}": value for key, value in keys.items()}
-    tensors = tensors_of(case, model)
+    tensors = tensors_of(case, model) if tensors is None else tensors
     return str(write(path / "model.gguf", tensors, architecture=case.architecture, extra=values, **case.numbers))
 
 

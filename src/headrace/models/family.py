@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from headrace.models.recurrent_specs import RecurrentSpec
-from headrace.models.spec import Activation, Gemma3nSpec, LatentSpec, MixerKind, MixtureSpec, QueryGrowth
+from headrace.models.spec import Activation, Gemma3nSpec, LatentSpec, MixerKind, MixtureSpec, QueryGrowth, Shape
 from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -68,7 +68,7 @@ def _as_it_is(config: Config) -> Config:
     return config
 
 
-def _nothing(tensors: Collection[str]) -> Config:
+def _nothing(tensors: Mapping[str, Shape]) -> Config:
     return {}
 
 
@@ -106,6 +106,6 @@ class Family:
     gguf_reads: frozenset[str] = frozenset()  # GGUF keys that `gguf_computes` reads
     gguf_computes: Callable[[Config], Config] = _nothing_computed  # config keys that follow from several GGUF keys
     gguf_implies: Config = field(default_factory=dict)  # what its GGUF files omit and llama.cpp assumes
-    gguf_yarn: Config = field(default_factory=dict)  # the same of yarn's parameters
-    gguf_tells: Callable[[Collection[str]], Config] = _nothing  # config keys that follow from a GGUF file's tensors
+    gguf_yarn: Callable[[Config], Config] = _nothing_computed  # yarn's parameters that follow from GGUF keys
+    gguf_tells: Callable[[Mapping[str, Shape]], Config] = _nothing  # config keys that follow from a file's tensors
     gguf_rotates_pairs: bool = False  # its GGUF files store query and key rows in the order for neighbouring pairs

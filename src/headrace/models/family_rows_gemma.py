@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 
 from headrace.errors import UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Family
+from headrace.models.spec import Shape
 from headrace.models.stored_tensors import TEXT_MODEL
 
 _GEMMA_DEFAULTS = {
@@ -35,6 +38,20 @@ def _equal_widths(config: Config) -> Config:
     if len(set(widths)) != 1:
         raise UnsupportedModelError(f"intermediate_size differs between layers ({widths}), which is not supported")
     return {**config, "intermediate_size": widths[0]}
+
+
+def _shares_of_gates(values: Config) -> Config:
+    """GGUF files have the limits in standard deviations, minus infinity for none."""
+    limits = values.get("activation_sparsity_scale") or []
+    return {"activation_sparsity_pattern": [NormalDist().cdf(limit) for limit in limits]}
+
+
+def _gemma3n_sizes(shapes: Mapping[str, Shape]) -> Config:
+    sizes = {
+        "vocab_size_per_layer_input": "per_layer_token_embd.weight",
+        "laurel_rank": "blk.0.laurel_l.weight",
+    }
+    return {key: shapes[name][0] for key, name in sizes.items() if name in shapes}
 
 
 GEMMA = (
@@ -96,7 +113,7 @@ GEMMA = (
         name="gemma3n_text",  # gemma3n is the multimodal model
         models="Gemma 3n E2B and E4B (the text models)",
         architectures=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
-        gguf_architectures=(),
+        gguf_architectures=("gemma3n",),
         traits=traits.gemma3n,
         reads=_GEMMA2_KEYS
         | {
@@ -132,5 +149,16 @@ GEMMA = (
             TEXT_MODEL,
             leftovers=rf"{_SHARED_KEYS}|(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
         ),
+        gguf_keys=_GEMMA2_GGUF_KEYS
+        | {
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        gguf_reads=frozenset({"activation_sparsity_scale"}),
+        gguf_computes=_shares_of_gates,
+        gguf_tells=_gemma3n_sizes,
     ),
 )

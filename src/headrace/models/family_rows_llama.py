@@ -54,6 +54,15 @@ def _cohere_norms(tensors: Collection[str]) -> Config:
     return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
 
 
+def _ministral3_yarn(values: Config) -> Config:
+    """Files do not state `mscale`; llama.cpp takes 1."""
+    return {
+        "mscale": 1.0,
+        "mscale_all_dim": values.get("rope.scaling.yarn_log_multiplier"),
+        "llama_4_scaling_beta": values.get("attention.temperature_scale"),
+    }
+
+
 LLAMA = (
     Family(
         name="llama",
@@ -136,7 +145,7 @@ LLAMA = (
         name="ministral3",
         models="Mistral Small 3.1 and later, Ministral 3, Devstral Small 2 (the text models)",
         architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
-        gguf_architectures=(),
+        gguf_architectures=("mistral3",),
         traits=traits.ministral3,
         reads=frozenset({"sliding_window"}),
         defaults={
@@ -150,6 +159,9 @@ LLAMA = (
         },
         rope_keys=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
         stored=TEXT_MODEL,
+        gguf_reads=frozenset({"rope.scaling.yarn_log_multiplier", "attention.temperature_scale"}),
+        gguf_yarn=_ministral3_yarn,
+        gguf_rotates_pairs=True,
     ),
     Family(
         name="ministral",

@@ -98,8 +98,16 @@ _LATENT_GGUF_READS = frozenset(
         "rope.scaling.yarn_log_multiplier",
     }
 )
-_LATENT_YARN = {"attention_factor": 1.0}  # files state `mscale_all_dim` alone, which `mscale` then equals
 _EXPERTS_OF_V3 = 256
+
+
+def _latent_yarn(values: Config) -> Config:
+    """Files state `mscale_all_dim` alone, which `mscale` then equals."""
+    return {"attention_factor": 1.0}
+
+
+def _untruncated_yarn(values: Config) -> Config:
+    return {"truncate": False}
 
 
 def _latent_of_gguf(values: Config) -> Config:
@@ -383,7 +391,7 @@ MIXTURES = (
         gguf_further=_LATENT_GGUF_KEYS,
         gguf_reads=_LATENT_GGUF_READS - {"expert_weights_norm"},
         gguf_computes=_deepseek_v2_of_gguf,
-        gguf_yarn=_LATENT_YARN,
+        gguf_yarn=_latent_yarn,
     ),
     Family(
         name="deepseek_v3",
@@ -419,7 +427,7 @@ MIXTURES = (
         gguf_further=_LATENT_GGUF_KEYS,
         gguf_reads=_LATENT_GGUF_READS,
         gguf_computes=_deepseek_v3_of_gguf,
-        gguf_yarn=_LATENT_YARN,
+        gguf_yarn=_latent_yarn,
     ),
     Family(
         name="gpt_oss",
@@ -450,7 +458,7 @@ MIXTURES = (
         ),
         gguf_keys=EXPERT_COUNTS
         | {"expert_feed_forward_length": "intermediate_size", "attention.sliding_window": "sliding_window"},
-        gguf_yarn={"truncate": False},
+        gguf_yarn=_untruncated_yarn,
     ),
     Family(
         name="minimax_m2",

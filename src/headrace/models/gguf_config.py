@@ -63,7 +63,7 @@ def spec_from_gguf(
     _refuse_ignored(family, values)
     rope = _rope_parameters(values, rope_tensors)
     if rope.get("rope_type") == "yarn":
-        rope |= family.gguf_yarn
+        rope |= family.gguf_yarn(values)
     config = _as_config(values, metadata, shapes) | _of_family(family, values) | dict(family.gguf_tells(shapes))
     config |= {"rope_scaling": rope, "rope_theta": rope["rope_theta"], "dtype": dtype}
     spec = build_spec(family, config, generation={})

@@ -28,7 +28,7 @@ def ministral(config: Config) -> Traits:
 
 def ministral3(config: Config) -> Traits:
     """Mistral; Ministral 3 also scales queries with their position."""
-    parameters = config.get("rope_parameters") or {}
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not parameters.get("llama_4_scaling_beta"):
         return mistral(config)
     step, strength = (number(parameters, key) for key in ("original_max_position_embeddings", "llama_4_scaling_beta"))

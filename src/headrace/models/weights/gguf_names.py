@@ -27,7 +27,17 @@ _OUTER = {
     "token_embd_norm": "model.embed_norm",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+# Stacks of the matrices between the streams of Gemma 3n.
+OF_STREAMS = {
+    "altup_proj.weight": "model.altup_projections.*.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.*.weight",
+}
+VECTORS = ("attn_sinks", "altup_correct_scale")  # called weights in files, and biases here
+_KEYS_AND_VALUES = ("attn_k", "attn_v", "attn_k_norm")
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -63,6 +73,17 @@ _IN_LAYER = {
     "shortconv.conv": "recurrent.conv1d",
     "shortconv.in_proj": "recurrent.in_proj",
     "shortconv.out_proj": "recurrent.out_proj",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
 }
 _WITH_POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -79,6 +100,11 @@ def names_in_layer(found: Collection[str], spec: ModelSpec) -> dict[str, str]:
     if "blk.0.attn_norm_2.weight" in found:
         return _IN_LAYER | _WITH_TWO_PARALLEL_NORMS
     return _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
+
+
+def is_unused(stem: str, layer: int, spec: ModelSpec) -> bool:
+    """Whether it is of a layer that uses the keys and values of another one, but has tensors for its own."""
+    return stem in _KEYS_AND_VALUES and spec.kv_source(layer) is not None
 
 
 def name_outside(name: str, spec: ModelSpec) -> str:

@@ -21,11 +21,14 @@ from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
 from headrace.models.weights.gguf_names import (
     LAYER_NAME,
     OF_EXPERTS,
+    OF_STREAMS,
     PART_OF_SPEC,
+    VECTORS,
     Array,
     Computed,
     computed_tensors,
     fused_in,
+    is_unused,
     name_outside,
     names_in_layer,
     used_by,
@@ -193,40 +196,27 @@ class GgufTensors:
     def _parts_in(self, tensor: GgufTensor) -> dict[str, StoredPart]:
         num_rows = tensor.shape[0]
         match = LAYER_NAME.fullmatch(tensor.name)
+        if tensor.name in OF_STREAMS and len(tensor.shape) == 3:
+            return _stack_parts(tensor, OF_STREAMS[tensor.name], tensor.shape[0])
         if match is None:
             return {name_outside(tensor.name, self._spec): StoredPart(tensor.name, 0, num_rows, num_rows)}
         index, stem, kind = match.groups()
+        if is_unused(stem, int(index), self._spec):
+            return {}
         is_matrix = kind == "weight"
         if stem in OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == (3 if is_matrix else 2):
-            return self._expert_parts(tensor, f"model.layers.{index}.mlp.experts.*.{OF_EXPERTS[stem]}.{kind}")
+            assert self._spec.mixture is not None
+            name = f"model.layers.{index}.mlp.experts.*.{OF_EXPERTS[stem]}.{kind}"
+            return _stack_parts(tensor, name, self._spec.mixture.num_experts)
         fused = fused_in(stem, int(index), self._file.tensors, self._spec)
         if fused is not None:
             names = [f"model.layers.{index}.{part}.{kind}" for part in fused.names]
             return self._fused_parts_of(tensor, names, fused.num_groups)
         if stem not in self._in_layer:
             return {tensor.name: StoredPart(tensor.name, 0, num_rows, num_rows)}
-        kind = "bias" if stem == "attn_sinks" else kind  # a vector
+        kind = "bias" if stem in VECTORS else kind
         return {
             f"model.layers.{index}.{self._in_layer[stem]}.{kind}": StoredPart(tensor.name, 0, num_rows, num_rows),
-        }
-
-    def _expert_parts(self, tensor: GgufTensor, name: str) -> dict[str, StoredPart]:
-        """Splits a stack of experts. `name` has a star for the number of the expert. `StoredPart.shape` checks their
-        count."""
-        assert self._spec.mixture is not None
-        num_experts = self._spec.mixture.num_experts
-        num_rows = tensor.shape[1]  # of a bias: its elements
-        return {
-            name.replace("*", str(expert)): StoredPart(
-                tensor.name,
-                0,
-                num_rows,
-                num_rows,
-                member=expert,
-                num_members=num_experts,
-                is_vector=len(tensor.shape) == 2,
-            )
-            for expert in range(num_experts)
         }
 
     def _fused_parts_of(self, tensor: GgufTensor, names: list[str], num_groups: int) -> dict[str, StoredPart]:
@@ -242,6 +232,24 @@ class GgufTensors:
     @cached_property
     def _shapes(self) -> dict[str, Shape]:
         return self._spec.tensor_shapes()
+
+
+def _stack_parts(tensor: GgufTensor, name: str, num_members: int) -> dict[str, StoredPart]:
+    """Splits a stack, such as that of all experts. `name` has a star for the number of the member. `StoredPart.shape`
+    checks their count."""
+    num_rows = tensor.shape[1]  # of a bias: its elements
+    return {
+        name.replace("*", str(member)): StoredPart(
+            tensor.name,
+            0,
+            num_rows,
+            num_rows,
+            member=member,
+            num_members=num_members,
+            is_vector=len(tensor.shape) == 2,
+        )
+        for member in range(num_members)
+    }
 
 
 def _is_lone_row(name: str) -> bool:
