@@ -127,6 +127,9 @@ MODELS: dict[str, Any] = {
     ),
     "llama": lambda: causal("Llama"),
     "llama, biased": lambda: causal("Llama", attention_bias=True, mlp_bias=True),
+    "llama, biased in attention": lambda: causal(
+        "Llama", attention_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    ),
     "nemotron": lambda: causal("Nemotron", head_dim=8, attention_bias=True, mlp_bias=True),
     "arcee": lambda: causal("Arcee", mlp_bias=True),
     "falcon 7b": lambda: causal("Falcon", num_kv_heads=1, ffn_hidden_size=48),
@@ -236,6 +239,7 @@ def check(model: transformers.PreTrainedModel, directory: Path) -> ModelSpec:
 LIKE_OTHERS = (
     "llama",
     "llama, biased",
+    "llama, biased in attention",
     "mistral small 3",
     "ministral 3",
     "qwen2-vl",
@@ -268,6 +272,16 @@ def rename(directory: Path, renamed: Mapping[str, str], **config: Any) -> dict[s
     for old, new in renamed.items():
         tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
     return tensors
+
+
+@pytest.mark.parametrize("kind", ["origin", "dynamic"])
+def test_internlm_1_is_a_llama_with_biases_in_its_attention(kind: str, tmp_path: Path) -> None:
+    """Its configs have an object of their own for the rope, which is a plain one within the context."""
+    model = build("llama, biased in attention")
+    model.save_pretrained(tmp_path)
+    rope = {"rope_parameters": None, "rope_theta": None, "rotary": {"base": 500.0, "type": kind}}
+    rename(tmp_path, {}, architectures=["InternLMForCausalLM"], attention_bias=None, bias=True, **rope)
+    assert check(model, tmp_path).family == "internlm"
 
 
 def test_internlm_2_is_a_llama_with_fused_projections(tmp_path: Path) -> None:

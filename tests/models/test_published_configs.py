@@ -26,7 +26,6 @@ REFUSED = {
     "deepseek-ai/DeepSeek-V4-Flash": SPARSE,
     "deepseek-ai/DeepSeek-V4-Pro": SPARSE,
     "google/gemma-4-26B-A4B": MIXTURE,
-    "internlm": UNKNOWN,
     "llava": UNKNOWN,
     "minicpm-moe-8x2b": MIXTURE,
     "minicpm_2b": UNKNOWN,

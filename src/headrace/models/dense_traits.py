@@ -217,6 +217,12 @@ def arcee(config: Config) -> Traits:
     return llama(config) | {"is_gated": False, "activation": "relu2"}
 
 
+def internlm1(config: Config) -> Traits:
+    """A Llama whose attention has biases."""
+    biased = bool(config["bias"])
+    return {"qkv_bias": biased, "output_bias": biased}
+
+
 def internlm(config: Config) -> Traits:
     biased = bool(config.get("bias"))
     return {"qkv_bias": bool(config.get("qkv_bias", biased)), "output_bias": biased, "mlp_bias": biased}

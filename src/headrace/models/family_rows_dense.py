@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from headrace.errors import UnsupportedModelError
 from headrace.models import dense_traits as traits
 from headrace.models.family import Config, Family
 from headrace.models.stored_tensors import Stored
@@ -55,6 +56,14 @@ def _mpt_width(config: Config) -> Config:
     of_gguf = {key: config[key] for key in ("alibi_bias_max", "clip_qkv") if key in config}
     others = {key: value for key, value in config.items() if key not in of_gguf}
     return {**others, "intermediate_size": width, "attn_config": of_gguf | (config["attn_config"] or {})}
+
+
+def _internlm_theta(config: Config) -> Config:
+    """Reads its own object of the rope. A dynamic one is plain within the stated context, which is all that is used."""
+    rotary = config.get("rotary") or {}
+    if rotary.get("type", "origin") not in ("origin", "dynamic"):
+        raise UnsupportedModelError(f"rotary type {rotary['type']!r} is not supported for internlm")
+    return {**config, "rope_theta": rotary.get("base", config.get("rope_theta"))}
 
 
 DENSE = (
@@ -434,6 +443,17 @@ DENSE = (
             by_head=True,
             leftovers=_OLD_MASKS,
         ),
+    ),
+    Family(
+        name="internlm",
+        models="InternLM 7B and 20B",
+        architectures=("InternLMForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.internlm1,
+        reads=frozenset({"bias", "rotary"}),
+        defaults={"max_position_embeddings": 2048, "bias": True, "eos_token_id": 2, "bos_token_id": 1},
+        derived=_internlm_theta,
+        stored=Stored(leftovers=r".*\.rotary_emb\.inv_freq"),
     ),
     Family(
         name="internlm2",
