@@ -16,7 +16,14 @@ from headrace.text.answer_parts import (
 )
 from headrace.text.tools.headed import DeepSeekV3Parser, DeepSeekV31Parser, GptOssParser, KimiK2Parser
 from headrace.text.tools.hermes import HermesParser, InternlmParser, LongcatParser
-from headrace.text.tools.json_lists import CohereParser, GraniteParser, JambaParser, Phi4MiniParser, XlamParser
+from headrace.text.tools.json_lists import (
+    CohereParser,
+    GraniteParser,
+    JambaParser,
+    NemotronParser,
+    Phi4MiniParser,
+    XlamParser,
+)
 from headrace.text.tools.llama import LlamaParser
 from headrace.text.tools.mistral import MistralParser
 from headrace.text.tools.parser import MakeId, ToolParser, Tools, new_call_id
@@ -67,6 +74,7 @@ FORMATS: tuple[type[ToolParser], ...] = (
     Olmo3Parser,
     Phi4MiniParser,
     GraniteParser,
+    NemotronParser,
     HermesParser,
     JambaParser,
     Llama4PythonicParser,

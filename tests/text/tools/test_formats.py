@@ -69,6 +69,7 @@ WRITE: dict[str, Any] = {
     "mistral": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{j(arguments)}" for name, arguments in calls),
     "granite": lambda calls: f"<|tool_call|>{objects(calls)}",
     "jamba": lambda calls: f"<tool_calls>{objects(calls)}</tool_calls>",
+    "nemotron_json": lambda calls: f"<TOOLCALL>{objects(calls)}</TOOLCALL>",
     "phi4_mini_json": lambda calls: f"functools{objects(calls)}",
     "xlam": objects,
     "cohere_command3": lambda calls: "<|START_ACTION|>{}<|END_ACTION|>".format(

@@ -78,6 +78,16 @@ class JambaParser(ListParser):
     markers = ("<tool_calls>", "</tool_calls>")
 
 
+class NemotronParser(ListParser):
+    """The name is that of the plugin for vLLM which these models are published with."""
+
+    name = "nemotron_json"
+    models = "Nemotron-H, Nemotron Nano 2"
+    begins = ("<TOOLCALL>",)
+    ends = ("</TOOLCALL>",)
+    markers = ("<TOOLCALL>", "</TOOLCALL>")
+
+
 class Phi4MiniParser(ListParser):
     name = "phi4_mini_json"
     models = "Phi-4-mini"
