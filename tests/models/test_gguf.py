@@ -425,7 +425,7 @@ def test_a_sliding_window_in_a_llama_file_is_kept(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", tensors_of(make("llama"), "llama"), architecture="mamba")
-    with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama, llama4, phi3.*qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama, llama4, mistral3.*qwen2, qwen3"):
         open_checkpoint(str(path))
 
 

@@ -177,7 +177,7 @@ def test_templates_of_the_file_are_rendered_with_its_tokens() -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model": "bert"}, "of kind 'bert'"),
+        ({"model": "rwkv"}, "of kind 'rwkv'"),
         ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
         ({"merges": None}, r"no tokenizer\.ggml\.merges"),
         ({"token_type": [1]}, "1 token types"),

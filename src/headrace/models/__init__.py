@@ -3,7 +3,7 @@ but Gemma 3n, and one encoder.
 
     spec.py, family.py, families.py                what a model is: one row per family, read from its config
     family_rows_*.py, traits.py, *_traits.py       the rows, and what distinguishes each family
-    hub_config.py, gguf_config.py, gguf_file.py    config.json or GGUF metadata to a `ModelSpec`
+    hub_config.py, gguf_*.py                       config.json or GGUF metadata to a `ModelSpec`
     sources.py, cache.py, checkpoint.py            a model's name to its files, fetched if needed
     digests.py                                     by which a resumed job tells two models apart
     stored_tensors.py, weights/                    how checkpoints store tensors, and loading them into a decoder

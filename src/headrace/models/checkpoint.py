@@ -12,6 +12,7 @@ from headrace.models.encoder_config import encoder_of_config, encoder_spec, stor
 from headrace.models.families import family_of_config, family_of_gguf
 from headrace.models.family import Config
 from headrace.models.gguf_config import spec_from_gguf
+from headrace.models.gguf_encoder import read_encoder
 from headrace.models.gguf_file import read_gguf
 from headrace.models.hub_config import spec_from_config
 from headrace.models.pooling_config import AUTOMATIC, PoolingChoice, choose_pooler
@@ -84,10 +85,16 @@ def _open_gguf(path: Path, load_format: str, pooling: PoolingChoice, hf_override
         raise ConfigError(f"load_format 'safetensors' does not fit {path}; leave it at 'auto'")
     file = read_gguf(path)
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
-    spec = spec_from_gguf(file.metadata, shapes, rope_tensors=rope_tensors(file), dtype=stored_dtype(file))
-    spec = replace(spec, pooler=choose_pooler({}, spec, pooling))
-    family = family_of_gguf(file.metadata)
-    weights = GgufTensors(file, spec, rotates_pairs=family.gguf_rotates_pairs)
+    encoder = read_encoder(file.metadata, shapes, dtype=stored_dtype(file))
+    if encoder is not None:
+        pooler = choose_pooler(encoder.config, encoder.spec, pooling, encoder=encoder.family, modules=encoder.modules)
+        spec: ModelSpec = replace(encoder.spec, pooler=pooler)
+        rotates_pairs = False
+    else:
+        spec = spec_from_gguf(file.metadata, shapes, rope_tensors=rope_tensors(file), dtype=stored_dtype(file))
+        spec = replace(spec, pooler=choose_pooler({}, spec, pooling))
+        rotates_pairs = family_of_gguf(file.metadata).gguf_rotates_pairs
+    weights = GgufTensors(file, spec, rotates_pairs=rotates_pairs)
     return Checkpoint(
         spec=spec,
         source=path,

@@ -95,6 +95,7 @@ class EncoderFamily:
     classifier_pooling: Callable[[Config], Pooling]
     stored: Stored
     heads: Mapping[str, str] = field(default_factory=dict)  # names of the classifier's tensors
+    gguf_architectures: tuple[str, ...] = ("bert",)
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -258,6 +259,7 @@ ENCODERS = (
         build=_modernbert,
         head=_modernbert_head,
         classifier_pooling=_modernbert_pooling,
+        gguf_architectures=("modern-bert",),
         stored=Stored(names=_MODERNBERT_NAMES, fused=_MODERNBERT_FUSED, leftovers=_LEFTOVERS),
     ),
 )

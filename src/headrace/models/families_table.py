@@ -15,7 +15,10 @@ def table() -> str:
             f"| {family.models} | {_code(family.architectures)} | {_code(family.gguf_architectures)} |\n"
             for family in FAMILIES
         )
-        + "".join(f"| {family.models} | {_code(family.architectures)} |  |\n" for family in ENCODERS)
+        + "".join(
+            f"| {family.models} | {_code(family.architectures)} | {_code(family.gguf_architectures)} |\n"
+            for family in ENCODERS
+        )
     )
 
 

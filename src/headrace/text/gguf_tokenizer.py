@@ -3,6 +3,7 @@
     tokenizer.ggml.model = 'gpt2'    byte-level BPE with merges; tokenizer.ggml.pre says how text is split first
     tokenizer.ggml.model = 'llama'   SentencePiece BPE with scores and byte fallback
 
+Those of encoders are in `gguf_encoder_tokenizer.py`.
 An unknown splitting is refused: a similar one would silently give wrong tokens.
 """
 
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headrace.errors import ModelError, UnsupportedModelError, nearest
+from headrace.text import gguf_encoder_tokenizer as encoders
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, mark_special, wrap_prompts
 
@@ -81,6 +83,7 @@ SPLITTINGS = {
     "phi-2": _GPT2,
     "mpt": _GPT2,
     "olmo": _GPT2,
+    "modern-bert": Splitting(composes=True),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
@@ -120,20 +123,20 @@ class _Vocabulary:
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", *encoders.KINDS):
         raise UnsupportedModelError(
-            f"this GGUF file's tokenizer is of kind {model!r}, known are 'gpt2' and 'llama'; "
+            f"this GGUF file's tokenizer is of kind {model!r}, known are 'gpt2', 'llama', 'bert' and 't5'; "
             "name a directory with a tokenizer.json with --tokenizer"
         )
     vocabulary = _read_vocabulary(metadata)
     special_tokens = _special_tokens(metadata, vocabulary)
     splitting = _splitting(metadata) if model == "gpt2" else Splitting(adds_bos=True)
-    if model == "gpt2":
-        backend = _byte_level(metadata, vocabulary, splitting=splitting)
-    else:
-        backend = _sentencepiece(metadata, vocabulary, unk_token=special_tokens.get("unk_token"))
+    backend = _backend(str(model), metadata, vocabulary, splitting, special_tokens.get("unk_token"))
     _add_tokens(backend, vocabulary, special_tokens)
-    _wrap(backend, metadata, special_tokens, adds_bos=splitting.adds_bos)
+    if metadata.get("general.architecture") in encoders.ARCHITECTURES:
+        encoders.wrap_pairs(backend, metadata, vocabulary.tokens)
+    else:
+        _wrap(backend, metadata, special_tokens, adds_bos=splitting.adds_bos)
     templates = _templates(metadata)
     return Tokenizer(
         backend,
@@ -142,6 +145,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         vocab_size=len(vocabulary.tokens),
         eos_token_ids=[metadata[key] for key in _token_keys(_FURTHER_ENDS) if key in metadata],
     )
+
+
+def _backend(
+    model: str, metadata: Mapping[str, Any], vocabulary: _Vocabulary, splitting: Splitting, unk_token: str | None
+) -> Backend:
+    if model == "gpt2":
+        return _byte_level(metadata, vocabulary, splitting=splitting)
+    if model == "bert":
+        return encoders.word_piece(vocabulary.tokens, vocabulary.of_type(_CONTROL, _UNKNOWN))
+    if model == "t5":
+        return encoders.unigram(metadata, vocabulary.tokens, unk_token)
+    return _sentencepiece(metadata, vocabulary, unk_token=unk_token)
 
 
 def _read_vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:

@@ -31,6 +31,7 @@ _OUTER = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+_OUTSIDE_ENCODER = {"token_types": "model.embed_types", "cls": "head.0", "cls.output": "head.1"}
 # Stacks of the matrices between the streams of Gemma 3n.
 OF_STREAMS = {
     "altup_proj.weight": "model.altup_projections.*.weight",
@@ -90,6 +91,12 @@ _WITH_POST_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_IN_ENCODER = {
+    "attn_norm": "attention_norm",
+    "attn_output_norm": "attention_norm",
+    "ffn_norm": "mlp_norm",
+    "layer_output_norm": "mlp_norm",
+}
 _WITH_TWO_PARALLEL_NORMS = {"attn_norm_2": "input_layernorm", "attn_norm": "post_attention_layernorm"}
 _LONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # in files from before April 2024
 _BARE_NORM = re.compile(r"blk\.(\d+)\.ffn_norm")  # without `.weight` in files of Falcon-H1
@@ -97,6 +104,8 @@ _BARE_NORM = re.compile(r"blk\.(\d+)\.ffn_norm")  # without `.weight` in files o
 
 def names_in_layer(found: Collection[str], spec: ModelSpec) -> dict[str, str]:
     """Maps the stems of a layer's tensors to ours. `found` are the names in the file."""
+    if spec.is_encoder:
+        return _IN_LAYER | _IN_ENCODER
     if "blk.0.attn_norm_2.weight" in found:
         return _IN_LAYER | _WITH_TWO_PARALLEL_NORMS
     return _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
@@ -118,7 +127,8 @@ def name_outside(name: str, spec: ModelSpec) -> str:
     stem, _, kind = name.rpartition(".")
     if stem == "token_embd_norm" and isinstance(spec.recurrent, ShortConvSpec):  # so LFM2's files call the last norm
         stem = "output_norm"
-    return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
+    names = _OUTER | _OUTSIDE_ENCODER if spec.is_encoder else _OUTER
+    return f"{names[stem]}.{kind}" if stem in names else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ def _stack_parts(tensor: GgufTensor, name: str, num_members: int) -> dict[str, S
 
 def _is_lone_row(name: str) -> bool:
     """Whether it is a matrix of one row, which files store as a vector."""
-    return name.endswith(".mlp.shared_expert_gate.weight")
+    return name.endswith((".mlp.shared_expert_gate.weight", "model.embed_types.weight", "head.1.weight"))
 
 
 def _first_row(part: StoredPart) -> int:
