@@ -108,17 +108,37 @@ def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
     np.testing.assert_allclose(found, model.predict([(TEXTS[1], text) for text in TEXTS]), atol=1e-5, rtol=1e-4)
 
 
-def test_a_reranker_that_answers_with_a_token_is_recognised_by_its_module(tmp_path: Path) -> None:
+def test_scores_of_a_reranker_that_answers_with_a_token_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    """As Qwen3-Reranker: recognised by its module. sentence-transformers reads the template from the tokenizer."""
     base, saved = tmp_path / "base", tmp_path / "saved"
-    model = tiny.save_model(base, "qwen3")
-    tokens = {"true_token_id": 90, "false_token_id": 80}
+    tiny.save_model(base, "qwen3")
     parts = pytest.importorskip("sentence_transformers.cross_encoder.modules")
     transformer = pytest.importorskip("sentence_transformers.base.modules").Transformer
-    modules = [transformer(str(base), transformer_task="text-generation"), parts.LogitScore(**tokens)]
-    library.CrossEncoder(modules=modules, device="cpu").save_pretrained(str(saved))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(base / "tokenizer.json"), pad_token="<eos>")
+    tokenizer.chat_template = reranker_template(base)
+    tokenizer.save_pretrained(base)
+    score = parts.LogitScore(true_token_id=90, false_token_id=80)
+    modules = [transformer(str(base), transformer_task="text-generation"), score]
+    model = library.CrossEncoder(modules=modules, device="cpu")
+    model.save_pretrained(str(saved))
+    documents = ["a mill", "stones and water", "x"]
     with LLM(str(saved), max_model_len=512) as llm:
-        (output,) = llm.score("a query", "a document")
-    with torch.inference_mode():
-        pair = model(torch.tensor([output.prompt_token_ids])).logits[0, -1, [80, 90]]
-    expected = float((pair[1] - pair[0]).sigmoid())
-    assert output.outputs.score == pytest.approx(expected, abs=1e-5)  # type: ignore[union-attr]
+        found = [output.outputs.score for output in llm.score("a river", documents)]  # type: ignore[union-attr]
+    expected = model.predict([("a river", document) for document in documents], activation_fn=torch.nn.Sigmoid())
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def reranker_template(directory: Path) -> str:
+    """Our prompt of a pair as a chat template over sentence-transformers' messages of a query and a document."""
+    overrides: dict[str, Any] = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["n", "y"],
+    }
+    with LLM(str(directory), runner="pooling", hf_overrides=overrides, max_model_len=512) as llm:
+        (output,) = llm.score("QUERY", "DOCUMENT")
+        text = llm.get_tokenizer().decode(output.prompt_token_ids)
+    assert text.endswith("\n\n")
+    for role in ("query", "document"):
+        content = f"{{{{ (messages | selectattr('role', 'eq', '{role}') | first).content }}}}"
+        text = text.replace(role.upper(), content)
+    return text.removesuffix("\n\n") + "{{ '\\n\\n' }}"  # a template's last line break would be dropped
