@@ -28,7 +28,7 @@ from headrace.engine.compile_ahead import PROCESSES_VARIABLE
 KINDS = ("one by one", "ahead", "compiled")
 
 
-def start(model: str, began: float) -> dict[str, Any]:
+def start(model: str, began: float, num_blocks: int | None) -> dict[str, Any]:
     """Start in this process. Returns its times and how many kernels it compiled itself."""
     import torch
     import triton
@@ -45,7 +45,12 @@ def start(model: str, began: float) -> dict[str, Any]:
 
     triton.knobs.compilation.listener = note
     with shape_directory(model) as directory:
-        config = EngineConfig(model=str(directory), load_format="random", max_model_len=MAX_MODEL_LEN)
+        config = EngineConfig(
+            model=str(directory),
+            load_format="random",
+            max_model_len=MAX_MODEL_LEN,
+            num_gpu_blocks_override=num_blocks,
+        )
         engine = start_engine(config, lambda events: None)
         seconds = time() - began
         engine.close()
@@ -60,17 +65,19 @@ def start(model: str, began: float) -> dict[str, Any]:
     }
 
 
-def start_in_process(model: str, kind: str, cache: Path) -> dict[str, Any]:
+def start_in_process(model: str, kind: str, cache: Path, num_blocks: int | None) -> dict[str, Any]:
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
     if kind == "one by one":
         environment |= {PROCESSES_VARIABLE: "0"}
     command = [sys.executable, __file__, "--model", model, "--began", str(time())]
+    if num_blocks is not None:
+        command += ["--num-gpu-blocks-override", str(num_blocks)]
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return {"model": model, "kind": kind, **found}
 
 
-def measure(models: list[str], kinds: list[str], budget_s: float) -> list[dict[str, Any]]:
+def measure(models: list[str], kinds: list[str], budget_s: float, num_blocks: int | None) -> list[dict[str, Any]]:
     """A start is left out if it would begin after the budget."""
     began, found = perf_counter(), []
     for model in models:
@@ -81,7 +88,7 @@ def measure(models: list[str], kinds: list[str], budget_s: float) -> list[dict[s
                     continue
                 is_fresh = kind != "compiled"
                 place = Path(cache) / (str(number) if is_fresh else str(number - 1))
-                found.append(start_in_process(model, kind, place))
+                found.append(start_in_process(model, kind, place, num_blocks))
                 each = found[-1]
                 stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in each["stages"].items())
                 compiled = each["compiled_by_the_engine"]
@@ -96,12 +103,13 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=1e9, help="no start begins after this many seconds")
     parser.add_argument("--json", type=Path, help="write the records here")
     parser.add_argument("--commit", help="commit of the code, if git is not available")
+    parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="where others use the GPU as well")
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)  # of a start in this process
     given = parser.parse_args()
     if given.began is not None:
-        print(json.dumps(start(given.model[0], given.began)), flush=True)
+        print(json.dumps(start(given.model[0], given.began, given.num_gpu_blocks_override)), flush=True)
         return
-    found = measure(given.model, given.kind or list(KINDS), given.budget_s)
+    found = measure(given.model, given.kind or list(KINDS), given.budget_s, given.num_gpu_blocks_override)
     if given.json:
         command = "python benchmarks/first_start.py " + " ".join(sys.argv[1:])
         about = {"command": command, "commit": given.commit or commit(), "date": date.today().isoformat()}

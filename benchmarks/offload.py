@@ -24,7 +24,7 @@ from headrace.dist.mesh import Mesh
 from headrace.engine.offloading import sizes_of, streamed_layers
 from headrace.hardware.describe import machine_facts, package_versions
 from headrace.models.shards import Shards
-from headrace.runner.gpu.copy_stream import pinned_memory
+from headrace.runner.gpu.pinned_memory import pinned_memory
 
 COPY_BYTES, NUM_COPIES = 512 << 20, 8
 NUM_SEQS, PROMPT_LEN, OUTPUT_LEN = (1, 64), 64, 9

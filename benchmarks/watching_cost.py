@@ -3,11 +3,16 @@
     python benchmarks/watching_cost.py --json FILE                                           the embedded model
     python benchmarks/watching_cost.py --model llama-3.2-1b --streams 512 --requests 3072 --input-len 32 \\
         --output-len 128 --clients 4 --json FILE                                             on a GPU
+    python benchmarks/watching_cost.py --parts ... --json FILE                               the CPU time of each part
 
 The watched server samples its metrics, evaluates alerts, diagnoses itself, logs its load and reads the GPU's figures,
 as every server does. During its rounds an open dashboard polls its data each second, and a Prometheus server scrapes
 it every five. The other one does none of it (`faults/sitecustomize.py`), and nobody asks it. Both count their
 metrics: `metrics_cost.py` has the cost of that. Rounds alternate (A B, B A, ...); the ratio is paired by round.
+
+With `--parts` there is only the watched server, and the CPU time of each part is taken where it runs
+(`faults/timed_watching.py`). It does not depend on how the throughput of rounds varies. Where the HTTP process is what
+limits a server, watching takes its share of that process from the throughput.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any, NamedTuple
 
 import staging
@@ -87,9 +94,26 @@ def measured(server: RunningEngine, given: argparse.Namespace, seed: int) -> Rou
     return Round(given.requests * given.output_len / result.seconds, 1e3 * spent / result.seconds)
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def _settings(given: argparse.Namespace) -> dict[str, int]:
     num_blocks = 2 * given.streams * -(-(given.input_len + given.output_len) // BLOCK_SIZE)  # both must fit on a GPU
-    settings = {"max_num_seqs": given.streams, "num_gpu_blocks_override": num_blocks, "max_model_len": 512}
+    return {"max_num_seqs": given.streams, "num_gpu_blocks_override": num_blocks, "max_model_len": 512}
+
+
+def _about(given: argparse.Namespace, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": given.commit or commit(),
+        "machine": machine_facts(),
+        "versions": package_versions(),
+        "model": given.model,
+        "streams": given.streams,
+        "workload": {"num_requests": given.requests, "input_len": given.input_len, "output_len": given.output_len},
+    }
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    settings = _settings(given)
     rounds: dict[str, list[Round]] = {"watched": [], "unwatched": []}
     answered = dict.fromkeys(POLLS, 0)
     with ExitStack() as stack:
@@ -111,19 +135,46 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 rate, cpu_ms = rounds[name][-1]
                 print(f"round {number + 1}, {name}: {rate:,.1f} output tokens/s, front {cpu_ms:.1f} ms/s", flush=True)
     return {
-        "kind": "watching-cost",
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": given.commit or commit(),
-        "machine": machine_facts(),
-        "versions": package_versions(),
-        "model": given.model,
-        "streams": given.streams,
-        "workload": {"num_requests": given.requests, "input_len": given.input_len, "output_len": given.output_len},
+        **_about(given, "watching-cost"),
         "polls_answered": answered,
         "output_tokens_per_s": {name: [each.tokens_per_s for each in found] for name, found in rounds.items()},
         "front_cpu_ms_per_s": {name: [each.front_cpu_ms for each in found] for name, found in rounds.items()},
         "watched_to_unwatched": ratio(rounds),
         "extra_cpu_ms_per_s": extra_cpu_ms(rounds),
+    }
+
+
+def measure_parts(given: argparse.Namespace) -> dict[str, Any]:
+    """CPU milliseconds per second of each part, over all rounds; each round is also polled."""
+    rounds, answered, spans = [], dict.fromkeys(POLLS, 0), []
+    with tempfile.NamedTemporaryFile() as times:
+        with ExitStack() as stack:
+            stack.enter_context(staging.faults({"HEADRACE_WATCHING_TIMES": times.name}))
+            server = stack.enter_context(HeadraceEngine(given.model).start(_settings(given), serves=True))
+            assert server.address is not None
+            measured(server, given, seed=0)
+            for number in range(given.rounds):
+                started = monotonic()
+                with asked(server.address) as answers:
+                    rounds.append(measured(server, given, seed=number + 1))
+                spans.append((started, monotonic()))
+                answered = {path: answered[path] + answers[path] for path in POLLS}
+                print(f"round {number + 1}: {rounds[-1].tokens_per_s:,.1f} output tokens/s", flush=True)
+        lines = [line.rsplit(" ", 1) for line in Path(times.name).read_text().splitlines()]
+    parts: dict[str, float] = {}
+    for when_and_part, seconds in lines:
+        when, part = when_and_part.split(" ", 1)
+        if any(start <= float(when) <= end for start, end in spans):
+            parts[part] = parts.get(part, 0.0) + float(seconds)
+    duration = sum(end - start for start, end in spans)
+    found = {part: 1e3 * seconds / duration for part, seconds in sorted(parts.items())}
+    return {
+        **_about(given, "watching-parts"),
+        "polls_answered": answered,
+        "output_tokens_per_s": [each.tokens_per_s for each in rounds],
+        "front_cpu_ms_per_s": [each.front_cpu_ms for each in rounds],
+        "watching_cpu_ms_per_s": found,
+        "sum_cpu_ms_per_s": sum(found.values()),
     }
 
 
@@ -156,11 +207,17 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=1, help="client processes")
     parser.add_argument("--commit", default="", help="for a copy without its git directory")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", action="store_true", help="the CPU time of each part, where it runs")
     given = parser.parse_args()
-    record = measure(given)
-    found = record["watched_to_unwatched"]
-    print(f"output tokens/s, watched to unwatched: {found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]")
-    print(f"CPU time of watching: {record['extra_cpu_ms_per_s']:.1f} ms/s")
+    record = measure_parts(given) if given.parts else measure(given)
+    if given.parts:
+        for part, milliseconds in record["watching_cpu_ms_per_s"].items():
+            print(f"{part:<20} {milliseconds:6.2f} ms/s")
+        print(f"{'sum':<20} {record['sum_cpu_ms_per_s']:6.2f} ms/s")
+    else:
+        found = record["watched_to_unwatched"]
+        print(f"output tokens/s, watched to unwatched: {found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]")
+        print(f"CPU time of watching: {record['extra_cpu_ms_per_s']:.1f} ms/s")
     if given.json is not None:
         given.json.write_text(json.dumps(rounded(record), indent=2) + "\n")
     return 0

@@ -4,6 +4,7 @@ HEADRACE_SLOW_DISK_S   each write to a regular file and each sync takes so many 
                        disk needs root
 HEADRACE_SLOW_PLAN_S   each plan of a step takes so many seconds longer, as on a slow or busy host
 HEADRACE_UNWATCHED     a server does not watch itself: no samples, alerts, diagnosis, log of its load, or GPU figures
+HEADRACE_WATCHING_TIMES   a file that gets the CPU time of each slice of that work (`timed_watching.py`)
 """
 
 from __future__ import annotations
@@ -58,3 +59,6 @@ if os.environ.get("HEADRACE_UNWATCHED"):
     SelfMonitor._run = sleep_on
     Server._on_lag = lambda self, lag_s: None
     GpuMonitor.of_device = classmethod(lambda cls, device: cls(open=None, missing="not watched"))
+
+if os.environ.get("HEADRACE_WATCHING_TIMES"):
+    import timed_watching  # noqa: F401

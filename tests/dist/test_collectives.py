@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -51,8 +53,8 @@ def test_units_are_divided_into_consecutive_parts_of_nearly_equal_size(
 class NegativeSums:
     """In place of the transport for small sums: returns what no sum would."""
 
-    def takes(self, x: torch.Tensor) -> bool:
-        return x.numel() <= 4
+    def takes(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
+        return math.prod(shape) <= 4
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x.neg_()
@@ -67,6 +69,26 @@ def test_small_sums_take_their_own_way() -> None:
         return [group.all_reduce(torch.ones(size)).tolist() for size in (4, 5)]
 
     assert on_ranks(2, sums) == [[[-1.0] * 4, [2.0] * 5]] * 2
+
+
+def test_small_columns_are_gathered_as_a_sum_with_zeros() -> None:
+    def gathered(group: TensorGroup) -> tuple[list[float], int]:
+        rank, sums = group.mesh.tensor_rank, group.with_small_sums(NegativeSums())
+        found = sums.gather_columns(torch.ones(1, 2 - rank) * (rank + 1), [2, 1])
+        return found[0].tolist(), sums.num_host_calls
+
+    assert on_ranks(2, gathered) == [([-1.0, -1.0, 0.0], 0), ([0.0, 0.0, -2.0], 0)]
+
+
+def test_calls_that_need_the_host_are_counted() -> None:
+    def count(group: TensorGroup) -> int:
+        sums = group.with_small_sums(NegativeSums())
+        sums.all_reduce(torch.ones(4))
+        sums.all_reduce(torch.ones(5))
+        sums.gather_columns(torch.ones(4, 2), [2, 2])
+        return sums.num_host_calls
+
+    assert on_ranks(2, count) == [2, 2]
 
 
 def test_what_fails_on_one_rank_is_raised_on_all() -> None:

@@ -9,7 +9,7 @@ Every rank of a tensor group makes the same calls in the same order.
 
 Gloo connects CPUs over TCP, inside a node on the loopback interface, and needs no shared memory. NCCL connects GPUs;
 its calls are queued on the stream, and a CUDA graph can hold them. Small sums on GPUs take another way where there is
-one: through memory that the ranks share, in one kernel (`SmallSums`).
+one: through memory that the ranks share, in one kernel (`SmallSums`), which a CUDA graph can hold too.
 
 A stage sends while it computes the next micro-batch: at most one send waits for its receiver.
 """
@@ -39,7 +39,7 @@ _TAG = 0  # of messages between stages: they arrive in the order in which they a
 class SmallSums(Protocol):
     """Another transport, for sums of small tensors."""
 
-    def takes(self, x: Tensor) -> bool: ...
+    def takes(self, shape: Sequence[int], dtype: torch.dtype) -> bool: ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """Adds up x over all ranks, in place, and returns it."""
@@ -55,27 +55,37 @@ class TensorGroup:
         self.backend = backend
         self._group = process_group
         self._small_sums = small_sums  # None: all sums go over the process group
-
-    @property
-    def fits_in_graphs(self) -> bool:
-        """Whether a CUDA graph can hold its calls."""
-        return self.backend == "nccl"
+        self.num_host_calls = 0  # calls so far that need the host, so that no CUDA graph can hold them
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Adds up x over all ranks, in place, and returns it."""
-        if self._small_sums is not None and self._small_sums.takes(x):
+        if self._small_sums is not None and x.is_contiguous() and self._small_sums.takes(x.shape, x.dtype):
             return self._small_sums(x)
+        self._count_host_call()
         self._group.allreduce([x]).wait()
         return x
 
     def gather_columns(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """Puts the columns of all ranks side by side. `widths` are the ranks' numbers of columns."""
+        if self._small_sums is not None and self._small_sums.takes((x.shape[0], sum(widths)), x.dtype):
+            return self._small_sums(self._among_zeros(x, widths))
+        self._count_host_call()
         widest = max(widths)
         ours = x.contiguous() if x.shape[1] == widest else pad(x, (0, widest - x.shape[1]))
         gathered = ours.new_empty(len(widths) * ours.shape[0], widest)
         self._group._allgather_base(gathered, ours).wait()
         parts = gathered.view(len(widths), ours.shape[0], widest)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def _among_zeros(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """This rank's columns in their place, with zeros for those of the others: the sum over the ranks is exact."""
+        start = sum(widths[: self.mesh.tensor_rank])
+        whole = x.new_zeros(x.shape[0], sum(widths))
+        whole[:, start : start + x.shape[1]] = x
+        return whole
+
+    def _count_host_call(self) -> None:
+        self.num_host_calls += self.backend != "nccl"
 
     def exchange(self, message: bytes, device: torch.device) -> list[bytes]:
         """Returns the messages of all ranks. They must have the same length."""

@@ -34,7 +34,7 @@ from headrace.models import ModelSpec
 from headrace.startup import OnStage
 
 PROCESSES_VARIABLE = "HEADRACE_COMPILE_PROCESSES"  # 0: kernels are compiled one by one, when they are first launched
-AUTOMATIC = "auto"  # processes by the number of cores
+AUTOMATIC = "auto"  # processes by the number of cores; the default
 _MAX_PROCESSES = 16
 STALL_S = 120.0  # without a compiled kernel, after which the start goes on by itself; the slowest takes about 10 s
 _MIN_CORES = 4  # with fewer, the child would take time from the start itself
@@ -148,7 +148,7 @@ def begin(config: EngineConfig, spec: ModelSpec, settings: Settings, facts: Mach
 
 
 def _num_processes(facts: MachineFacts) -> int:
-    given = os.environ.get(PROCESSES_VARIABLE, "0")
+    given = os.environ.get(PROCESSES_VARIABLE, AUTOMATIC)
     if given != AUTOMATIC:
         if not given.isdecimal():
             raise ConfigError(f"{PROCESSES_VARIABLE} must be a number of processes, {AUTOMATIC!r} or 0, got {given!r}")

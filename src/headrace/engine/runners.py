@@ -89,7 +89,8 @@ def _offload(spec: ModelSpec, settings: Settings, groups: Groups | None) -> Offl
     if not settings.cpu_offload_gb:
         return None
     from headrace.models.weights.host_layers import Offload
-    from headrace.runner.gpu.copy_stream import CopyStream, pinned_memory, zeros_on
+    from headrace.runner.gpu.copy_stream import CopyStream, zeros_on
+    from headrace.runner.gpu.pinned_memory import pinned_memory
 
     shards = Shards(spec, Mesh() if groups is None else groups.mesh)
     sizes = sizes_of(shards, element_bytes=BYTES_OF[settings.dtype], kind=settings.quantization)
@@ -110,7 +111,8 @@ def _with_disk(offload: Offload, placed: StreamedLayers, path: str) -> Offload:
     """The same with some of the layers in a file."""
     from headrace.models.staged_reads import StagedReads
     from headrace.models.weights.layer_file import LayerFile, padded
-    from headrace.runner.gpu.copy_stream import CopyStream, pinned_memory
+    from headrace.runner.gpu.copy_stream import CopyStream
+    from headrace.runner.gpu.pinned_memory import pinned_memory
 
     if not placed.disk_indexes:
         return offload

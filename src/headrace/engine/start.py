@@ -119,6 +119,13 @@ class _StartedRunner(NamedTuple):
     settings: Settings
 
 
+class _Draft(NamedTuple):
+    """The draft model of speculative decoding, if there is one."""
+
+    decoder: Decoder | None  # this rank's part
+    spec: ModelSpec | None  # of the whole model
+
+
 def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
     """Load the model and start the engine's thread. `deliver` gets all events; see `EngineClient`. `report` gets the
     stages of the start."""
@@ -277,7 +284,8 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
             )
             if ahead is not None:
                 ahead.wait(on_stage)
-            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=draft)
+            drafts = _Draft(draft, draft_spec)
+            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=drafts)
             tokenizer = loading.result()
             if draft_checkpoint is not None:
                 check_tokenizer(config, draft_checkpoint, tokenizer)
@@ -314,10 +322,11 @@ def facts_without(model: LoadedModel) -> MachineFacts:
 
 def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
     """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
-    draft = draft_of(model, config)
-    estimate = resolve_here(config, model.spec, facts, None if draft is None else draft.spec)
-    decoder = _decoder_of(model, estimate)
-    return _core_of(model, config, _measure_and_start(decoder, model.spec, config, estimate, facts, draft=draft))
+    decoder = draft_of(model, config)
+    draft = _Draft(decoder, None if decoder is None else decoder.spec)
+    estimate = resolve_here(config, model.spec, facts, draft.spec)
+    started = _measure_and_start(_decoder_of(model, estimate), model.spec, config, estimate, facts, draft=draft)
+    return _core_of(model, config, started)
 
 
 def draft_of(model: LoadedModel, config: EngineConfig) -> Decoder | None:
@@ -365,7 +374,7 @@ def _measure_and_start(
     on_stage: OnStage = ignore_stage,
     ranks: RankStart | None = None,
     *,
-    draft: Decoder | None = None,
+    draft: _Draft,
 ) -> _StartedRunner:
     """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache: by the rank
     with the least memory, if there are several."""
@@ -376,11 +385,11 @@ def _measure_and_start(
         step_memory = step_bytes + graph_bytes(step_bytes, decoder.spec, settings)
         facts = replace(facts, gpu=replace(facts.gpu, step_memory=step_memory))
         facts = facts if ranks is None else ranks.narrowest(facts)
-        settings = resolve_here(config, spec, facts, None if draft is None else draft.spec)
+        settings = resolve_here(config, spec, facts, draft.spec)
     if ranks is None:
-        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage, draft=draft), settings)
+        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage, draft=draft.decoder), settings)
     ranks.build(settings)
-    own = start_runner(decoder, settings, step_bytes, on_stage, draft=draft)
+    own = start_runner(decoder, settings, step_bytes, on_stage, draft=draft.decoder)
     return _StartedRunner(ranks.runner_of(own), settings)
 
 

@@ -1,5 +1,5 @@
-"""Ranks on GPUs: one GPU each over NCCL, with the collectives in CUDA graphs; and two that share one, over Gloo. Small
-sums go through shared memory."""
+"""Ranks on GPUs: one GPU each over NCCL, and two that share one, over Gloo. Small sums go through shared memory. CUDA
+graphs hold the collectives, except those over Gloo."""
 
 from __future__ import annotations
 
@@ -140,6 +140,16 @@ def test_stages_that_share_a_gpu_replay_graphs_and_return_the_log_probabilities_
         assert ours is not None and theirs is not None
         assert ours.logprob == pytest.approx(theirs.logprob, abs=0.05)
     assert found.outputs[0].token_ids[0] == expected.outputs[0].token_ids[0]
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_graphs_hold_sums_through_shared_memory(model: Path, shared_gpu: None) -> None:
+    """All sums and gathered logits of a tiny model are small. Over the process group, no graph can hold them."""
+    for is_disabled in (False, True):
+        with LLM(str(model), tensor_parallel_size=2, disable_custom_all_reduce=is_disabled, **SMALL) as llm:
+            graphs = llm._engine.client._core.runner._own._decode_graphs  # type: ignore[attr-defined]
+            is_graph = isinstance(graphs.fitting(4, is_sharing=False).model, torch.cuda.CUDAGraph)
+            assert is_graph != is_disabled
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)

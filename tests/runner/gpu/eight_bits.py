@@ -54,11 +54,16 @@ def rounded_rows(x: Tensor) -> Tensor:
 
 def choices_in_eight_bits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     """Returns the token that it would choose after each of `tokens`."""
+    return logits_in_eight_bits(model, tokens).argmax(-1)
+
+
+def logits_in_eight_bits(model: PreTrainedModel, tokens: list[int]) -> Tensor:  # [T, V]
+    """Returns the logits after each of `tokens`."""
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # others call kernels that cannot be seen here
     with torch.inference_mode(), EightBits(model.config.vocab_size) as mode:
-        logits = model(torch.tensor([tokens], device=model.device)).logits[0]
+        logits: Tensor = model(torch.tensor([tokens], device=model.device)).logits[0]
     # Attention has two GEMMs or more in each layer, and so has its MLP or each of its experts. Mamba 2 has no MLP.
     num_per_layer = 2 if model.config.model_type == "mamba2" else 4
     assert mode.num_rounded >= num_per_layer * model.config.num_hidden_layers
-    return logits.argmax(-1)
+    return logits

@@ -34,7 +34,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(decode_graphs, "_captured", captured)
     monkeypatch.setattr(decode_graphs, "_replay_milliseconds", lambda graph: 1.0)
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(decode_graphs, "stream_after_current", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     return events
 

@@ -17,6 +17,7 @@ from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs
 from headrace.types import BACKGROUND_PRIORITY
 from tests.engine.tiny import FAMILIES, HYBRIDS, MIXTURES, SHAPE, save_model
 from tests.runner.gpu.eight_bits import choices_in_eight_bits
+from tests.runner.gpu.judge import rounded, shortfalls
 
 pytestmark = pytest.mark.gpu
 
@@ -31,24 +32,6 @@ def prompts_with_shared_prefixes() -> list[list[int]]:
     head = [rng.randrange(1, SHAPE["vocab_size"]) for _ in range(150)]
     tails = [[rng.randrange(1, SHAPE["vocab_size"]) for _ in range(rng.randrange(1, 70))] for _ in range(40)]
     return [head + tail if i % 3 else tail for i, tail in enumerate(tails)]
-
-
-def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Its weights rounded to bfloat16. Not its buffers: rotary frequencies must stay exact, as they are for users."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16).to(dtype)
-    return model.cuda()
-
-
-def shortfalls(
-    model: PreTrainedModel, prompt: list[int], answer: list[int], choices: torch.Tensor | None = None
-) -> torch.Tensor:
-    """How far the logit of each token of the answer, or of each of `choices` in its place, lies below the largest, in
-    units of the logits' spread."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + answer], device="cuda")).logits[0, len(prompt) - 1 : -1].float()
-    choices = torch.tensor(answer, device="cuda") if choices is None else choices
-    return (logits.amax(1) - logits.gather(1, choices[:, None])[:, 0]) / logits.std(1)
 
 
 def transformers_answer(model: PreTrainedModel, prompt: list[int]) -> list[int]:

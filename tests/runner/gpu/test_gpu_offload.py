@@ -12,8 +12,8 @@ import torch
 
 from headrace import LLM, SamplingParams
 from headrace.engine import offloading
-from headrace.runner.gpu.copy_stream import pinned_memory
 from headrace.runner.gpu.decode_graphs import DecodeGraphs
+from headrace.runner.gpu.pinned_memory import pinned_memory
 from tests.engine.tiny import save_model
 
 pytestmark = pytest.mark.gpu

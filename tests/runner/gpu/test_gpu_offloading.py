@@ -14,7 +14,7 @@ from headrace import LLM, SamplingParams
 from headrace.kernels.layout import LayerCache
 from headrace.sched import SchedulerStats
 from headrace.steps import BlockTransfers
-from tests.engine.tiny import SHAPE, save_model
+from tests.engine.tiny import MIXTURES, SHAPE, save_model
 
 pytestmark = pytest.mark.gpu
 
@@ -22,6 +22,7 @@ LARGE: dict[str, Any] = {"num_gpu_blocks_override": 800}
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 60, "kv_offload_gib": 0.01}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 MAX_ERROR = 0.1  # of a log-probability, as `test_gpu_engine.py` finds between batches of different sizes
+MIN_SHARE = 0.9  # of answers within it: in a mixture, rounding sends a token to another expert now and then
 
 
 def transfers(out: dict[int, int], back: dict[int, int], *, is_urgent: bool = False) -> BlockTransfers:
@@ -63,6 +64,10 @@ def answers(model: Path, **settings: Any) -> tuple[list[list[int]], list[float],
         return [list(answer.token_ids) for answer in found], first, llm.stats.scheduler
 
 
+def share_of_near(ours: list[float], theirs: list[float]) -> float:
+    return sum(abs(a - b) <= MAX_ERROR for a, b in zip(ours, theirs, strict=True)) / len(theirs)
+
+
 @pytest.mark.parametrize("family", ["llama", "deepseek_v2", "gemma3"])
 def test_a_prefix_workload_larger_than_the_cache_keeps_its_hits_and_its_answers(family: str, tmp_path: Path) -> None:
     save_model(tmp_path, family)
@@ -70,11 +75,11 @@ def test_a_prefix_workload_larger_than_the_cache_keeps_its_hits_and_its_answers(
     for settings in (SMALL, {**SMALL, "kv_offload_path": str(tmp_path / "kv")}):
         found, own, stats = answers(tmp_path, **settings)
         assert stats.num_tier_hit_tokens >= 8 * 160
-        assert own == pytest.approx(probabilities, abs=MAX_ERROR)
+        assert share_of_near(own, probabilities) >= (MIN_SHARE if family in MIXTURES else 1.0)
         assert sum(one[0] == other[0] for one, other in zip(found, wanted, strict=True)) >= 0.9 * len(wanted)
     _, own, stats = answers(tmp_path, **SMALL, kv_offload_path=str(tmp_path / "kv"))
     assert stats.tiers.num_disk_hits >= 8 * 10
-    assert own == pytest.approx(probabilities, abs=MAX_ERROR)
+    assert share_of_near(own, probabilities) >= (MIN_SHARE if family in MIXTURES else 1.0)
 
 
 def test_an_eight_bit_cache_is_kept_too(tmp_path: Path) -> None:

@@ -44,10 +44,13 @@ class Capture:
     is_stage: bool = False  # of a pipeline
 
     def model(self, function: Callable[[], Tensor]) -> Captured:
-        """A step of the model, with its collectives."""
-        if self.group is None or self.group.fits_in_graphs:
+        """A step of the model, with its collectives. Over Gloo, it is a graph if all of them are small sums."""
+        if self.group is None or self.group.backend == "nccl":
             return self.local(function)
+        num_host_calls = self.group.num_host_calls
         step = UncapturedStep(function)
+        if self.group.num_host_calls == num_host_calls:
+            return self.local(function)
         return Captured(step, step.result)
 
     def local(self, function: Callable[[], Tensor]) -> Captured:
@@ -65,3 +68,11 @@ class Capture:
             return dict(milliseconds_by_size)
         slowest = self.group.maxima(list(milliseconds_by_size.values()), self.device)
         return dict(zip(milliseconds_by_size, slowest, strict=True))
+
+
+def stream_after_current(device: torch.device) -> torch.cuda.Stream:
+    """A new stream that begins after the current one: two sums over the ranks at the same time on one rank would mix up
+    their parts, and the ranks would wait for each other for ever."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream

@@ -7,16 +7,10 @@ disk need the host in every step, so their steps are not captured.
 
 from __future__ import annotations
 
-import mmap
-import weakref
-
 import torch
 from torch import Tensor
 
-from headrace.errors import ConfigError
 from headrace.models.staged_reads import StagedReads
-
-_GIB = 2**30
 
 
 class CopyStream:
@@ -62,27 +56,3 @@ class CopyStream:
 def zeros_on(device: torch.device, number: int, num_bytes: int) -> list[Tensor]:
     """Buffers of so many bytes each. They begin as zeros: what warms up kernels may read them."""
     return [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(number)]
-
-
-def pinned_memory(num_bytes: int) -> Tensor:
-    """Allocates [bytes] uint8 that a GPU copies from at the full rate of the bus. PyTorch's own allocator of pinned
-    memory would round the size up to a power of two."""
-    try:
-        memory = mmap.mmap(-1, num_bytes)
-    except OSError as error:
-        raise _refused(num_bytes, str(error)) from error
-    run = torch.frombuffer(memory, dtype=torch.uint8)
-    address, runtime = run.data_ptr(), torch.cuda.cudart()
-    code = int(runtime.cudaHostRegister(address, num_bytes, 0))
-    if code != 0:
-        raise _refused(num_bytes, f"CUDA error {code}")
-    # At the end of the process the driver has unregistered it already.
-    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
-    return run
-
-
-def _refused(num_bytes: int, why: str) -> ConfigError:
-    return ConfigError(
-        f"{num_bytes / _GIB:.2f} GiB of host memory for the weights of a layer cannot be pinned ({why}); lower "
-        "cpu_offload_gb, or raise the limit of locked memory (ulimit -l, or the container's memory)"
-    )

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.runner.gpu.capture import Capture, Replay
+from headrace.runner.gpu.capture import Capture, Replay, stream_after_current
 from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sharing_graph_size
 
 
@@ -98,7 +98,7 @@ class DecodeGraphs:
         """Run steps of a few sizes once, which compiles kernels and sets up libraries. `sample`: None on a stage that
         does not."""
         sizes = self._sizes
-        stream = torch.cuda.Stream(device)
+        stream = stream_after_current(device)
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:
                 logits = forward(size, is_sharing=False)

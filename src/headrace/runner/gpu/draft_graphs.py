@@ -22,7 +22,7 @@ from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.models.decoder import Decoder
-from headrace.runner.gpu.capture import Capture, Replay
+from headrace.runner.gpu.capture import Capture, Replay, stream_after_current
 from headrace.runner.gpu.decode_inputs import DecodeInputs
 from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.graph_sizes import decode_graph_size
@@ -73,7 +73,7 @@ class DraftGraphs:
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        stream = torch.cuda.Stream(self._decoder.device)
+        stream = stream_after_current(self._decoder.device)
         with torch.cuda.stream(stream):
             for size in (self.sizes[0], self.sizes[-1]):  # compiles kernels
                 for has_filters in (False, True):

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.errors import ConfigError
 from headrace.kernels.gpu import block_transfer
 from headrace.kernels.layout import LayerCache
+from headrace.runner.gpu.pinned_memory import pinned_memory
 from headrace.runner.host_blocks import LastStep
 from headrace.steps import BlockTransfers, IntArray
 
-_PORTABLE_AND_MAPPED = 3  # flags of cudaHostRegister
+_WORD_BYTES = 8
 _MAX_EVENTS = 64  # of past steps: an older one has ended for sure, or the newer one is waited for
 
 
@@ -36,7 +36,9 @@ class GpuHostBlocks:
         self._device = device
         self._sides = sides  # keeps the memory behind the addresses
         self._addresses = torch.tensor([side.data_ptr() for side in sides], dtype=torch.int64, device=device)
-        self._rows = _pinned(num_places, self._side_words * len(sides))
+        row_words = self._side_words * len(sides)
+        pinned = pinned_memory(num_places * row_words * _WORD_BYTES, setting="kv_offload_gib")
+        self._rows = pinned.view(torch.int64).view(num_places, row_words)
         self._stream = torch.cuda.Stream(device)
         self._last: torch.cuda.Event | None = None  # copies that the next step has to wait for
         self._events: deque[tuple[int, torch.cuda.Event]] = deque(maxlen=_MAX_EVENTS)
@@ -98,17 +100,5 @@ class GpuHostBlocks:
         return True
 
     def close(self) -> None:
-        """Free the memory. No copy may be running."""
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._rows.data_ptr()))
-
-
-def _pinned(num_rows: int, num_words: int) -> torch.Tensor:
-    """PyTorch's own pinned memory would be rounded up to a power of two."""
-    rows = torch.empty(num_rows, num_words, dtype=torch.int64)
-    error = torch.cuda.cudart().cudaHostRegister(rows.data_ptr(), rows.nbytes, _PORTABLE_AND_MAPPED)
-    if int(error) != 0:
-        raise ConfigError(
-            f"{rows.nbytes / 2**30:.1f} GiB of host memory for kv_offload_gib could not be pinned (CUDA error "
-            f"{int(error)}); lower kv_offload_gib"
-        )
-    return rows
+        """Free the memory, unless somebody still has a view of it. No copy may be running."""
+        del self._rows

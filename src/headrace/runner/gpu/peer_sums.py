@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,8 +27,8 @@ class PeerSums:
         self._memory = memory
         self._rank = rank
 
-    def takes(self, x: Tensor) -> bool:
-        return x.is_cuda and x.nbytes <= peer_sum.MAX_BYTES and x.dtype in peer_sum.DTYPES and x.is_contiguous()
+    def takes(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
+        return dtype in peer_sum.DTYPES and math.prod(shape) * dtype.itemsize <= peer_sum.MAX_BYTES
 
     def __call__(self, x: Tensor) -> Tensor:
         peer_sum.sum_over_peers(x, self._memory.addresses, self._rank, timeout_s=COLLECTIVE_TIMEOUT_S)
