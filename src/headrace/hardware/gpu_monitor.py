@@ -1,7 +1,7 @@
 """`GpuMonitor`: figures of the visible GPUs now and since the start, for metrics pages and the progress of jobs.
 
-A thread of its own reads them every two seconds, never the engine's. Where there is nothing to read, `missing` says why;
-an unknown figure is None, never 0.
+A thread of its own reads them every two seconds, never the engine's. Where there is nothing to read, `missing` says
+why; an unknown figure is None, never 0.
 """
 
 from __future__ import annotations
