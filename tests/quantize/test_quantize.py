@@ -10,11 +10,11 @@ import torch
 
 from headrace.cli.main import main
 from headrace.errors import ConfigError, UnsupportedModelError
-from headrace.kernels.quantized import Kind, QuantizedWeight, dequantize, quantize, quantize_int4
+from headrace.kernels.quantized import Kind, QuantizedWeight, dequantize, quantize, quantize_fp8, quantize_int4
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.quantize import calibrate
 from headrace.quantize.calibrate import Calibration, record_inputs
-from headrace.quantize.compensation import quantize_compensated
+from headrace.quantize.compensation import compensated_fp8, compensated_int4
 from headrace.quantize.evaluate import prefill, score
 from headrace.quantize.folding import apply, folds_of
 from headrace.quantize.output import OutputDirectory
@@ -107,14 +107,23 @@ def test_compensation_gives_outputs_nearer_to_the_original_than_rounding_does() 
     def error(found: QuantizedWeight) -> float:
         return float((x @ dequantize(found).t() - expected).square().mean())
 
-    rounded = error(quantize_int4(weight, 32, has_zeros=True))
-    assert error(quantize_compensated(weight, x.t() @ x, 32)) < 0.2 * rounded
+    moments = x.t() @ x
+    assert error(compensated_int4(weight, moments, 32)) < 0.2 * error(quantize_int4(weight, 32, has_zeros=True))
+    assert error(compensated_fp8(weight, moments)) < 0.2 * error(quantize_fp8(weight))
 
 
 def test_compensation_rounds_to_nearest_where_inputs_are_independent() -> None:
     weight = torch.randn(40, 96)
-    found = quantize_compensated(weight, torch.eye(96), 32)
+    found = compensated_int4(weight, torch.eye(96), 32)
     assert torch.equal(found.values, quantize_int4(weight, 32, has_zeros=True).values)
+    assert torch.equal(compensated_fp8(weight, torch.eye(96)).values.float(), quantize_fp8(weight).values.float())
+
+
+def test_weights_that_compensation_makes_too_large_are_clipped() -> None:
+    """Two inputs that are nearly the same: all of the error of the first column goes to the second."""
+    weight = torch.tensor([[447.0, 448.0], [1.0, 448.0]])
+    found = dequantize(compensated_fp8(weight, torch.tensor([[1.0, 0.999], [0.999, 1.0]])))
+    assert found.isfinite().all() and found.abs().max() <= 448.0
 
 
 def test_layers_are_calibrated_in_several_passes_where_memory_is_short(

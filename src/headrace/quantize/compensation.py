@@ -1,5 +1,5 @@
-"""Four bits with error compensation, as GPTQ does it: the columns of a matrix are rounded one after the other, and
-those that are left change so that they make up for what each rounding does to the output.
+"""Rounding with error compensation, as GPTQ does it: the columns of a matrix are rounded one after the other, and those
+that are left change so that they make up for what each rounding does to the output.
 
 How much they can is known from the second moments of the inputs: if two inputs rise and fall together, the weight of
 one can replace that of the other.
@@ -7,31 +7,62 @@ one can replace that of the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from headrace.kernels.quantized import INT4_MAX, Int4Weight, quantize_int4
+from headrace.kernels.quantized import FP8, FP8_MAX, INT4_MAX, Fp8Weight, Int4Weight, quantize_fp8, quantize_int4
 
 _DAMPING = 0.01  # of the mean square of an input, added to each: for inputs that are always zero, or few samples
+_BLOCK_LEN = 128  # columns whose errors are applied to all later columns at once
+
+Nearest = Callable[[Tensor], Tensor]  # [N] -> [N], the nearest weights that can be stored
 
 
-def quantize_compensated(weight: Tensor, moments: Tensor, group_len: int) -> Int4Weight:  # [N, K], [K, K]
+def compensated_int4(weight: Tensor, moments: Tensor, group_len: int) -> Int4Weight:  # [N, K], [K, K]
     """Quantizes a matrix whose inputs x have these sums of x xT. Scales and zero points of a group are chosen when its
     first column is reached."""
-    left = weight.float().clone()
-    factors = _factors(moments.to(left.device))
-    parts = []
+    left, factors, parts = weight.float().clone(), _factors(moments.to(weight.device)), []
     for first in range(0, left.shape[1], group_len):
-        end = first + group_len
-        group = quantize_int4(left[:, first:end], group_len, has_zeros=True)
-        values, errors = _round_group(left[:, first:end], group, factors[first:end, first:end])
-        left[:, end:] -= errors @ factors[first:end, end:]
+        columns = slice(first, first + group_len)
+        group = quantize_int4(left[:, columns], group_len, has_zeros=True)
+        assert group.zeros is not None
+        scale, zero = group.scales[:, 0], group.zeros[:, 0].float()
+        _round_columns(left, columns, factors, partial(_nearest_of_four_bits, scale=scale, zero=zero))
+        values = _four_bits(left[:, columns], scale[:, None], zero[:, None]).to(torch.uint8)
         parts.append(Int4Weight(values, group.scales, group.zeros))
     return Int4Weight(
         torch.cat([part.values for part in parts], 1),
         torch.cat([part.scales for part in parts], 1),
         torch.cat([part.zeros for part in parts if part.zeros is not None], 1),
     )
+
+
+def compensated_fp8(weight: Tensor, moments: Tensor) -> Fp8Weight:  # [N, K], [K, K]
+    """Quantizes a matrix to FP8, with the scales that rounding to nearest has."""
+    left, factors, scales = weight.float().clone(), _factors(moments.to(weight.device)), quantize_fp8(weight).scales
+    for first in range(0, left.shape[1], _BLOCK_LEN):
+        columns = slice(first, min(first + _BLOCK_LEN, left.shape[1]))
+        _round_columns(left, columns, factors, partial(_nearest_of_eight_bits, scale=scales[:, 0]))
+    return Fp8Weight(_eight_bits(left, scales), scales)
+
+
+def _four_bits(weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (weight / scale).round_().add_(zero).clamp_(0, INT4_MAX)
+
+
+def _nearest_of_four_bits(weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (_four_bits(weight, scale, zero) - zero) * scale
+
+
+def _eight_bits(weight: Tensor, scale: Tensor) -> Tensor:
+    return (weight / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def _nearest_of_eight_bits(weight: Tensor, scale: Tensor) -> Tensor:
+    return _eight_bits(weight, scale).float() * scale
 
 
 def _factors(moments: Tensor) -> Tensor:  # [K, K]
@@ -43,14 +74,11 @@ def _factors(moments: Tensor) -> Tensor:  # [K, K]
     return factors
 
 
-def _round_group(left: Tensor, group: Int4Weight, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds the columns of one group; returns their values and errors. Changes `left`."""
-    assert group.zeros is not None
-    scale, zero = group.scales[:, 0], group.zeros[:, 0].float()
-    values, errors = torch.empty_like(group.values), torch.empty_like(left)
-    for column in range(left.shape[1]):
-        rounded = (left[:, column] / scale).round_().add_(zero).clamp_(0, INT4_MAX)
-        error = (left[:, column] - (rounded - zero) * scale) / factors[column, column]
-        left[:, column:] -= error[:, None] * factors[column, column:]
-        values[:, column], errors[:, column] = rounded.to(torch.uint8), error
-    return values, errors
+def _round_columns(left: Tensor, columns: slice, factors: Tensor, nearest: Nearest) -> None:
+    """Rounds these columns of a matrix one by one, and lets all later ones make up for it."""
+    block, own = left[:, columns], factors[columns, columns]
+    errors = torch.empty_like(block)
+    for column in range(block.shape[1]):
+        errors[:, column] = (block[:, column] - nearest(block[:, column])) / own[column, column]
+        block[:, column:] -= errors[:, column, None] * own[column, column:]
+    left[:, columns.stop :] -= errors @ factors[columns, columns.stop :]

@@ -20,7 +20,7 @@ from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec
 from headrace.models.weights.safetensors_files import read_json
 from headrace.quantize.calibrate import Calibration, Inputs
-from headrace.quantize.compensation import quantize_compensated
+from headrace.quantize.compensation import compensated_fp8, compensated_int4
 from headrace.quantize.evaluate import NUM_WINDOWS, Scores, embedded_text, score, windows_of
 from headrace.quantize.folding import apply, folds_of
 from headrace.quantize.output import OutputDirectory
@@ -103,14 +103,11 @@ def _checked_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return config
 
 
-def _calibration(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> Calibration | None:
-    """None: FP8, which is rounded to nearest with data too."""
+def _calibration(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> Calibration:
     assert request.data is not None
     ids = load_tokenizer(checkpoint.text).encode("\n".join(request.data)[:_TEXT_CHARACTERS])
     windows = windows_of(ids, _NUM_CALIBRATION_WINDOWS)
-    if request.kind == "fp8":
-        return None
-    return Calibration(decoder, windows, _stage(on_stage, "calibrate"), has_moments=request.kind == "int4")
+    return Calibration(decoder, windows, _stage(on_stage, "calibrate"), has_moments=request.kind != "int8")
 
 
 def _load(checkpoint: Checkpoint, device: str, progress: Progress = lambda done, total: None) -> Decoder:
@@ -172,11 +169,14 @@ def _group_len(spec: ModelSpec) -> int:
 
 
 def _quantized(tensor: Tensor, kind: Kind, group_len: int, inputs: Inputs | None) -> QuantizedWeight:
-    if kind != "int4":
-        return quantize(tensor, kind)
-    if inputs is None or inputs.moments is None:
-        return quantize_int4(tensor, group_len, has_zeros=True)
-    return quantize_compensated(tensor, inputs.moments, group_len)
+    moments = None if inputs is None else inputs.moments
+    if kind == "int4":
+        if moments is None:
+            return quantize_int4(tensor, group_len, has_zeros=True)
+        return compensated_int4(tensor, moments, group_len)
+    if kind == "fp8" and moments is not None:
+        return compensated_fp8(tensor, moments)
+    return quantize(tensor, kind)
 
 
 def _copy_others(source: Path, output: OutputDirectory) -> None:
@@ -197,7 +197,7 @@ def _report(
     methods = {
         "int8": "SmoothQuant",
         "int4": "error compensation (GPTQ), groups with zero points",
-        "fp8": "round to nearest",
+        "fp8": "error compensation (GPTQ)",
     }
     plain = {"int8": "round to nearest", "int4": "groups with zero points, searched clips", "fp8": "round to nearest"}
     return Report(
