@@ -48,7 +48,7 @@ SAMPLING: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "ignored",
-        "every adapter stays loaded (--max-loras), in the type of the model, and an adapter of experts is refused",
+        "every loaded adapter stays in host memory, in the type of the model, and an adapter of experts is refused",
         values="max-cpu-loras lora-dtype lora-extra-vocab-size long-lora-scaling-factors max-lora-cls-labels",
         switches="fully-sharded-loras enable-mixed-moe-lora-format enable-moe-shared-loras specialize-active-lora",
     ),
