@@ -125,5 +125,10 @@ SAMPLING: tuple[FlagGroup, ...] = (
         values="anthropic-disabled-thinking-effort",
     ),
     FlagGroup("refused", "answers have no watermark", values="watermark-config"),
-    FlagGroup("ignored", "there is no Cohere API", values="cohere-format", switches="cohere-is-reasoning-model=true"),
+    FlagGroup(
+        "ignored",
+        "of Cohere's API there are /v2/embed and /v2/rerank, without chats",
+        values="cohere-format",
+        switches="cohere-is-reasoning-model=true",
+    ),
 )
