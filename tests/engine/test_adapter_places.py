@@ -59,9 +59,10 @@ class Engine:
     def load(self, name: str, weights: str | None = None) -> None:
         self.core.load_adapter(name, weights or name, replaces=weights is not None)
 
-    def add(self, name: str | None, *, max_tokens: int = 4, n: int = 1) -> str:
+    def add(self, name: str | None, *, max_tokens: int = 4, n: int = 1, first: int | None = None) -> str:
+        """`first`: the first token of the prompt, if it is not the request's number."""
         number = self.num_requests
-        prompt = np.array([number, *range(5)], np.int32)
+        prompt = np.array([number if first is None else first, *range(5)], np.int32)
         params = SamplingParams(max_tokens=max_tokens, n=n, temperature=1.0)
         request = Request(f"{number}", prompt, params, adapter=name)
         self.core.add(request)
@@ -106,6 +107,15 @@ def test_an_adapter_with_a_place_is_not_copied_again() -> None:
         engine.add(name)
         engine.run()
     assert engine.runner.num_writes == 2
+
+
+def test_an_adapter_that_comes_back_finds_its_cached_prefixes() -> None:
+    engine = Engine("ab", max_loras=1)
+    for name in "aba":
+        engine.add(name, first=ord(name))
+        engine.run()
+    cached = [event.num_cached_tokens for event in engine.events if event.finish_reason is not None]
+    assert cached == [0, 0, LIMITS.block_size]
 
 
 def test_a_request_waits_while_all_places_are_used_and_counts_as_waiting() -> None:
