@@ -86,6 +86,16 @@ def test_a_test_that_passes_and_errs_in_its_teardown_has_failed() -> None:
     assert [each.outcome for each in read] == ["failed", OUTSIDE]
 
 
+def test_a_test_that_was_started_and_did_not_end_has_failed() -> None:
+    notes = [
+        {"test": "a.py::test_a", "outcome": "started", "line": 3, "message": ""},
+        {"test": "a.py::test_a", "outcome": "passed", "line": 3, "message": ""},
+        {"test": "a.py::test_b", "outcome": "started", "line": 9, "message": ""},
+    ]
+    read = read_notes("\n".join(map(json.dumps, notes)), model="smollm2", date="", commit="")
+    assert [(each.outcome, each.message) for each in read] == [("passed", ""), ("failed", "it did not end")]
+
+
 def test_flags_are_read_from_the_source_of_a_checkout(tmp_path: Path) -> None:
     sources = {
         "vllm/engine/arg_utils.py": 'group.add_argument("--max-num-seqs", **x)\ngroup.add_argument("--gpu", "-g")\n',
