@@ -41,7 +41,7 @@ class LoRARequest:
 class AdapterLimits:
     """What the tables of an engine have room for."""
 
-    max_loras: int  # adapters at once
+    max_loras: int  # adapters on the device at once
     max_rank: int
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from textwrap import wrap
 from typing import Any
 
+from tests.compat.flags import Flags
 from tests.compat.results import OUTSIDE, PASSED, Result
 
 WIDTH = 120  # of lines in the docs
@@ -60,6 +61,7 @@ class Project:
     results: Sequence[Result]
     scope: dict[str, Any]
     not_run: Sequence[str] = ()  # files of the scope without results
+    flags: Flags | None = None  # of its server; None: they are not compared
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -127,6 +129,9 @@ def _part(project: Project) -> Iterator[str]:
     yield ""
     yield project.scope["about"]
     yield ""
+    if project.flags is not None:
+        yield from wrap(project.flags.summary, WIDTH)
+        yield ""
     for kind, title in KINDS.items():
         found = [each for each in project.judged if each.kind == kind]
         if found:

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 OWN_CODE = "uses the project's own code"  # as the adapter says it
-PASSED, OUTSIDE = "passed", "own code"
+PASSED, FAILED, OUTSIDE = "passed", "failed", "own code"
+STARTED = "started"  # in the adapter's notes only
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,18 @@ def merged(kept: Sequence[Result], new: Sequence[Result], *, file: str, is_whole
 
 
 def read_notes(text: str, *, model: str, date: str, commit: str) -> list[Result]:
-    """The notes of the adapter about one run. A test that fails and then errs in its teardown counts once."""
+    """The notes of the adapter about one run. A test that fails and then errs in its teardown counts once; one that was
+    started and did not end has failed."""
     found: dict[str, Result] = {}
+    ended: set[str] = set()
     for line in text.splitlines():
         note = json.loads(line)
-        if note["test"] in found and note["outcome"] == PASSED:
+        if note["outcome"] == STARTED:
+            note |= {"outcome": FAILED, "message": "it did not end"}
+        elif note["test"] in ended and note["outcome"] == PASSED:
             continue
+        else:
+            ended.add(note["test"])
         outcome = OUTSIDE if OWN_CODE in note["message"] else note["outcome"]
         found[note["test"]] = Result(
             note["test"], outcome, note["line"], model=model, date=date, commit=commit, message=note["message"]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.version import __version__
+from tests.compat.flags import flags_of
 from tests.compat.models import SCRIPTED, StandIn, StandIns
 from tests.compat.report import NO_REASON, Project, page
 from tests.compat.results import Result, merged, read_notes, read_results, write_results
@@ -196,6 +197,7 @@ def project_of(suite: Suite, checkout: Path) -> Project:
         results=[result for result in results if result.file in files],
         scope=suite.scope,
         not_run=[file for file in files if file not in ran],
+        flags=flags_of(checkout),
     )
 
 
@@ -229,15 +231,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(projects: Sequence[Project]) -> int:
-    """Writes the page. Tests that fail without a written reason are an error."""
+    """Writes the page. Tests that fail without a written reason, and unknown flags, are an error."""
     PAGE.write_text(page(projects, version=__version__), encoding="utf-8")
     unexplained: list[Result] = []
     for project in projects:
         print(project.summary)
+        if project.flags is not None:
+            print(project.flags.summary)
         unexplained += [each.result for each in project.judged if each.kind == NO_REASON]
     for result in unexplained:
         print(f"    without a reason: {result.test}")
-    return 1 if unexplained else 0
+    has_unknown = any(project.flags is not None and project.flags.unknown for project in projects)
+    return 1 if unexplained or has_unknown else 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.adapter.compat_server import translated
+from tests.compat.flags import flags_of
 from tests.compat.report import KINDS, NO_REASON, Project, page
 from tests.compat.results import OUTSIDE, OWN_CODE, Result, merged, read_notes, read_results, write_results
 from tests.compat.run import Part, Suite
@@ -83,6 +84,38 @@ def test_a_test_that_passes_and_errs_in_its_teardown_has_failed() -> None:
     ]
     read = read_notes("\n".join(map(json.dumps, notes)), model="smollm2", date="", commit="")
     assert [each.outcome for each in read] == ["failed", OUTSIDE]
+
+
+def test_a_test_that_was_started_and_did_not_end_has_failed() -> None:
+    notes = [
+        {"test": "a.py::test_a", "outcome": "started", "line": 3, "message": ""},
+        {"test": "a.py::test_a", "outcome": "passed", "line": 3, "message": ""},
+        {"test": "a.py::test_b", "outcome": "started", "line": 9, "message": ""},
+    ]
+    read = read_notes("\n".join(map(json.dumps, notes)), model="smollm2", date="", commit="")
+    assert [(each.outcome, each.message) for each in read] == [("passed", ""), ("failed", "it did not end")]
+
+
+def test_flags_are_read_from_the_source_of_a_checkout(tmp_path: Path) -> None:
+    sources = {
+        "vllm/engine/arg_utils.py": 'group.add_argument("--max-num-seqs", **x)\ngroup.add_argument("--gpu", "-g")\n',
+        "vllm/entrypoints/cli/serve.py": 'parser.add_argument("model")\nparser.add_argument("--enforce-eager")\n',
+        "vllm/entrypoints/openai/cli_args.py": "class Arguments:\n    tool_server: str | None = None\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = flags_of(tmp_path)
+    assert found is not None
+    assert found.outcomes == {
+        "--enforce-eager": "ignored",
+        "--gpu": "unknown",
+        "--max-num-seqs": "same",
+        "--tool-server": "refused",
+    }
+    made = Project(commit="abc", folder="tests/entrypoints", results=[], scope=SCOPE, flags=found)
+    assert "4 long flags" in page([made], version="0.1.0") and "1 unknown (--gpu)" in page([made], version="0.1.0")
+    assert flags_of(tmp_path / "other") is None
 
 
 def test_flags_of_the_tests_are_dropped_with_their_values_or_renamed() -> None:

@@ -120,8 +120,23 @@ def test_the_least_recently_used_adapter_makes_room_for_another(adapted: Adapted
             assert_answer(output, adapted.expected(name, prompt))
         assert llm.stats.adapters is not None
         assert set(llm.stats.adapters.loaded) == {"stable", "small"}
-        with pytest.raises(RequestError, match="3 adapters and max_loras=2"):
-            llm.generate(["a"] * 3, PARAMS, lora_request=[adapted.request(name) for name in adapted.paths])
+
+
+def test_more_adapters_than_max_loras_answer_one_call(adapted: Adapted) -> None:
+    names = ["all", "small", None, "stable", "all", "stable", "small"]
+    prompts = [[*PREFIX[: 5 * index], 3] for index in range(len(names))]
+    modules = {name: str(adapted.paths[name]) for name in ("all", "small")}
+    with LLM(str(adapted.directory), lora_modules=modules, max_loras=1, num_gpu_blocks_override=64) as llm:
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            PARAMS,
+            lora_request=[adapted.request(name) for name in names],
+            use_tqdm=False,
+        )
+        stats = llm.stats.adapters
+    for name, prompt, output in zip(names, prompts, outputs, strict=True):
+        assert_answer(output, adapted.expected(name, prompt))
+    assert stats is not None and set(stats.loaded) == set(adapted.paths) and len(stats.resident) == 1
 
 
 def test_speculative_decoding_keeps_the_answers_of_adapters(adapted: Adapted) -> None:
@@ -218,8 +233,6 @@ def test_a_truncated_file_a_missing_directory_and_infinite_values_are_refused(
 
 def test_settings_that_cannot_work_are_refused(adapted: Adapted) -> None:
     path = str(adapted.paths["all"])
-    with pytest.raises(ConfigError, match="lora_modules has 2 adapters and max_loras=1"):
-        LLM(str(adapted.directory), lora_modules=[f"a={path}", f"b={path}"], max_loras=1)
     with pytest.raises(ConfigError, match="twice"):
         LLM(str(adapted.directory), lora_modules=[f"a={path}", {"name": "a", "path": path}])
     with pytest.raises(ConfigError, match="not divided over ranks"):

@@ -48,6 +48,23 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, mess
         config_from(None, written(tmp_path, text), {})
 
 
+def test_dotted_keys_of_yaml_are_keys_of_one_object(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        "speculative-config.method: ngram\nspeculative-config.num_speculative_tokens: 3\n", encoding="utf-8"
+    )
+    speculative = config_from(None, path, {}).speculative
+    assert speculative is not None
+    assert (speculative.method, speculative.num_tokens) == ("ngram", 3)
+
+
+def test_a_dotted_key_beside_a_value_of_its_parent_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("speculative-config: x\nspeculative-config.method: ngram\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"speculative-config is set to 'x', and speculative-config\.method"):
+        config_from(None, path, {})
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
         config_from(None, tmp_path / "missing.toml", {})

@@ -76,7 +76,7 @@ def build_parser() -> CommandParser:
     engine.add_argument("--max-model-len", type=int, metavar="N")
     engine.add_argument("--max-num-seqs", type=int, metavar="N")
     engine.add_argument("--max-num-batched-tokens", type=int, metavar="N")
-    engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters that are loaded at once")
+    engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters on the device at once")
     engine.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their largest rank (default: 16)")
     parser.add_argument("--probe", action="store_true", help="start the engine on this machine and show the difference")
     parser.add_argument("--json", action="store_true", help="print a JSON document")

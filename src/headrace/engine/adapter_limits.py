@@ -1,4 +1,4 @@
-"""Chooses how many LoRA adapters an engine has room for, and refuses what they do not go with. A part of `resolve`."""
+"""Chooses how many LoRA adapters the device has room for, and refuses what they do not go with. A part of `resolve`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def choose_adapters(
     max_loras = config.max_loras or max(DEFAULT_MAX_LORAS, len(config.adapter_paths))
     limits = AdapterLimits(max_loras=max_loras, max_rank=config.max_lora_rank)
     size = adapter_bytes(spec, limits, BYTES_OF[dtype])
-    given = "as set" if config.max_loras is not None else "adapters that may be loaded at once"
+    given = "as set" if config.max_loras is not None else "adapters on the device at once"
     choices.note("max_loras", max_loras, f"{given}: {size / MIB:,.0f} MiB for ranks up to {limits.max_rank}")
     return limits
 

@@ -1,14 +1,26 @@
-"""Which LoRA adapter is at which index of the device's tables, and which requests use it. No torch, no threads."""
+"""Which LoRA adapters are loaded, which of them have a place on the device, and which requests use them. No torch, no
+threads.
+
+    loaded     in host memory, by name; any number
+    resident   also in the device's tables, at one of `max_loras` indexes: its place
+    held       requests of an adapter without a place, which the scheduler does not know yet
+
+The oldest held request's adapter gets the first place that is free or whose adapter no request uses. Until then the
+least used place takes no new requests, so that it becomes free.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any, NamedTuple
 
+from headrace.engine.grammars import Grammar
 from headrace.errors import AdapterError, RequestError, nearest
 from headrace.steps import LoadedAdapter
+from headrace.types import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,93 +31,177 @@ class AdapterStats:
     loaded: tuple[str, ...] = ()
     running: tuple[str, ...] = ()  # that running sequences use
     waiting: tuple[str, ...] = ()  # that waiting sequences will use
+    resident: tuple[str, ...] = ()  # the loaded ones on the device
 
 
-@dataclass(slots=True)
-class _Place:
-    """One index of the tables that is taken. An adapter that was unloaded keeps it until its last request has ended."""
+class Arrival(NamedTuple):
+    """A request with an adapter, and all that the engine needs to start it."""
+
+    request: Request
+    seeds: tuple[int, ...]
+    grammar: Grammar | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter:
+    """One that was unloaded keeps its place until its last request has ended."""
 
     name: str
-    adapter: LoadedAdapter
-    num_requests: int = 0
+    number: int  # see `LoadedAdapter`
+    weights: Any  # in host memory, as the runner has read them
+    index: int | None = None  # of its place; None: it has none
+    num_requests: int = 0  # that the scheduler has
+    last_use: int = 0  # the larger, the later
+    held: deque[Arrival] = field(default_factory=deque)  # the oldest first
+
+    @property
+    def is_used(self) -> bool:
+        return self.num_requests > 0 or bool(self.held)
 
 
-@dataclass(slots=True)
 class AdapterTable:
-    """Owned by the engine's core."""
+    """Owned by the engine's core. `write` puts weights at an index of the device's tables."""
 
-    max_loras: int
-    _by_name: dict[str, _Place] = field(default_factory=dict)
-    _by_index: dict[int, _Place] = field(default_factory=dict)
-    _of_request: dict[str, _Place] = field(default_factory=dict)
-    _numbers: count[int] = field(default_factory=count)
+    def __init__(self, max_loras: int, write: Callable[[int, Any], None]) -> None:
+        self.max_loras = max_loras
+        self._write = write
+        self._by_name: dict[str, _Adapter] = {}
+        self._by_index: dict[int, _Adapter] = {}
+        self._of_request: dict[str, _Adapter] = {}  # of requests that the scheduler has
+        self._of_held: dict[str, _Adapter] = {}
+        self._with_held: dict[_Adapter, None] = {}  # in the order of their oldest held request
+        self.num_held_sequences = 0
+        self._numbers, self._uses = count(), count(1)
 
     @property
     def has_requests(self) -> bool:
         return bool(self._of_request)
 
-    def free_index(self, name: str, *, replaces: bool) -> int:
-        """The index for an adapter that is to be loaded. Changes nothing."""
-        old = self._by_name.get(name)
-        if old is not None and not replaces:
-            raise AdapterError(f"The lora adapter '{name}' has already been loaded. Unload it first.")
-        free = [index for index in range(self.max_loras) if index not in self._by_index]
-        if not free and old is not None and old.num_requests == 0:
-            return old.adapter.index
-        if not free:
-            leaving = sum(place is not self._by_name.get(place.name) for place in self._by_index.values())
-            still = f", {leaving} of them unloaded but still used by running requests" if leaving else ""
-            raise AdapterError(
-                f"the adapter {name!r} cannot be loaded: max_loras={self.max_loras} adapters are loaded{still}; unload "
-                "one, or start with a larger --max-loras"
-            )
-        return free[0]
+    @property
+    def has_held(self) -> bool:
+        return bool(self._of_held)
 
-    def put(self, name: str, index: int) -> None:
-        """The adapter is in the device's tables at this index."""
+    def is_held(self, request_id: str) -> bool:
+        return request_id in self._of_held
+
+    # ---- adapters
+
+    def load(self, name: str, weights: Any, *, replaces: bool = False) -> None:
+        """Let requests use an adapter. It gets a place now if one is free, else with its first request."""
         if name in self._by_name:
-            self.remove(name)
-        place = _Place(name, LoadedAdapter(index, next(self._numbers)))
-        self._by_name[name] = self._by_index[index] = place
+            if not replaces:
+                raise AdapterError(f"The lora adapter '{name}' has already been loaded. Unload it first.")
+            self.unload(name)
+        adapter = self._by_name[name] = _Adapter(name, next(self._numbers), weights)
+        if (index := self._free_index()) is not None:
+            self._place(adapter, index)
 
-    def remove(self, name: str) -> None:
-        """Later requests cannot use it; those that run go on to their end."""
-        place = self._by_name.pop(name, None)
-        if place is None:
+    def unload(self, name: str) -> None:
+        """Later requests cannot use it; those that run or wait go on to their end."""
+        adapter = self._by_name.pop(name, None)
+        if adapter is None:
             raise AdapterError(f"The lora adapter '{name}' cannot be found.")
-        self._leave(place)
+        self._leave(adapter)
 
-    def find(self, name: str) -> LoadedAdapter:
-        place = self._by_name.get(name)
-        if place is None:
+    # ---- requests
+
+    def hold(self, arrival: Arrival) -> None:
+        """Take in a request; `start` returns it when its adapter has a place, which may be at once."""
+        name = arrival.request.adapter
+        adapter = None if name is None else self._by_name.get(name)
+        if adapter is None:
             raise RequestError(
-                f"the adapter {name!r} is not loaded{nearest(name, self._by_name)}",
+                f"the adapter {name!r} is not loaded{nearest(str(name), self._by_name)}",
                 param="model",
                 code="model_not_found",
             )
-        return place.adapter
+        adapter.held.append(arrival)
+        self._with_held[adapter] = None
+        self._of_held[arrival.request.request_id] = adapter
+        self.num_held_sequences += len(arrival.seeds)
 
-    def started(self, request_id: str, name: str) -> None:
-        place = self._of_request[request_id] = self._by_name[name]
-        place.num_requests += 1
+    def start(self) -> Iterator[tuple[Arrival, LoadedAdapter]]:
+        """The held requests that can start, each with its adapter, whose weights are on the device then."""
+        num_left = 0  # adapters with older requests for which there is no place yet
+        for adapter in list(self._with_held):
+            if adapter.index is None and not self._find_place(adapter):
+                num_left += 1
+            elif adapter not in self._least_used(num_left):
+                yield from self._start(adapter)
 
     def ended(self, request_id: str) -> None:
         """A request has ended; one without an adapter is ignored."""
-        place = self._of_request.pop(request_id, None)
-        if place is not None:
-            place.num_requests -= 1
-            self._leave(place)
+        adapter = self._of_request.pop(request_id, None)
+        if adapter is not None:
+            adapter.num_requests -= 1
+            adapter.last_use = next(self._uses)
+            self._leave(adapter)
+
+    def drop_held(self, request_id: str) -> Arrival:
+        """Forget a request that was not started."""
+        adapter = self._of_held.pop(request_id)
+        (position,) = (i for i, each in enumerate(adapter.held) if each.request.request_id == request_id)
+        arrival = adapter.held[position]
+        del adapter.held[position]
+        self.num_held_sequences -= len(arrival.seeds)
+        if not adapter.held:
+            del self._with_held[adapter]
+        self._leave(adapter)
+        return arrival
 
     def stats(self, *, running: Iterable[int], waiting: Counter[int]) -> AdapterStats:
-        """`running` and `waiting` are indexes of the tables."""
+        """`running` and `waiting` are indexes of the tables. From any thread."""
+        loaded, held = list(self._by_name.values()), {adapter.name for adapter in list(self._with_held)}
+        names = {index: adapter.name for index, adapter in list(self._by_index.items())}
         return AdapterStats(
             self.max_loras,
-            tuple(self._by_name),
-            tuple(sorted(self._by_index[index].name for index in running if index in self._by_index)),
-            tuple(sorted(self._by_index[i].name for i, num in waiting.items() if num > 0 and i in self._by_index)),
+            tuple(adapter.name for adapter in loaded),
+            tuple(sorted(names[index] for index in running if index in names)),
+            tuple(sorted(held | {names[index] for index, num in waiting.items() if num > 0 and index in names})),
+            tuple(adapter.name for adapter in loaded if adapter.index is not None),
         )
 
-    def _leave(self, place: _Place) -> None:
-        is_loaded = self._by_name.get(place.name) is place
-        if not is_loaded and place.num_requests == 0 and self._by_index.get(place.adapter.index) is place:
-            del self._by_index[place.adapter.index]
+    # ---- places
+
+    def _start(self, adapter: _Adapter) -> Iterator[tuple[Arrival, LoadedAdapter]]:
+        assert adapter.index is not None
+        del self._with_held[adapter]
+        while adapter.held:
+            arrival = adapter.held.popleft()
+            request_id = arrival.request.request_id
+            del self._of_held[request_id]
+            self._of_request[request_id] = adapter
+            adapter.num_requests += 1
+            self.num_held_sequences -= len(arrival.seeds)
+            yield arrival, LoadedAdapter(adapter.index, adapter.number)
+
+    def _find_place(self, adapter: _Adapter) -> bool:
+        """Whether the adapter has a place now: a free one, or that of the idle adapter that was used longest ago."""
+        index = self._free_index()
+        if index is None:
+            idle = [each for each in self._by_index.values() if each.num_requests == 0]
+            if not idle:
+                return False
+            last = min(idle, key=lambda each: each.last_use)
+            index, last.index = last.index, None
+        assert index is not None
+        self._place(adapter, index)
+        return True
+
+    def _free_index(self) -> int | None:
+        return next((index for index in range(self.max_loras) if index not in self._by_index), None)
+
+    def _place(self, adapter: _Adapter, index: int) -> None:
+        self._write(index, adapter.weights)
+        adapter.index = index
+        self._by_index[index] = adapter
+
+    def _least_used(self, num: int) -> list[_Adapter]:
+        """The number of requests of the least used one never grows while it takes none, so it gets to 0."""
+        return sorted(self._by_index.values(), key=lambda each: each.num_requests)[:num] if num else []
+
+    def _leave(self, adapter: _Adapter) -> None:
+        is_loaded = self._by_name.get(adapter.name) is adapter
+        if not is_loaded and not adapter.is_used and adapter.index is not None:
+            del self._by_index[adapter.index]
+            adapter.index = None

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.engine.adapters import AdapterStats, AdapterTable
+from headrace.engine.adapters import AdapterStats, AdapterTable, Arrival
 from headrace.engine.checks import RequestChecks
 from headrace.engine.constraints import Constraints
 from headrace.engine.grammars import Grammar, Grammars
-from headrace.errors import AdapterError
+from headrace.errors import AdapterError, RequestError
 from headrace.histogram import Histogram, HistogramCounts
 from headrace.kv.disk_tier import DiskTier
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
-from headrace.steps import HoldsAdapters, IntArray, Runner, StepPlan, StepResult
-from headrace.types import Request, SequenceEvent, StructuredOutputs
+from headrace.steps import HoldsAdapters, IntArray, LoadedAdapter, Runner, StepPlan, StepResult
+from headrace.types import Request, SequenceEvent, StructuredOutputs, TokenIds
 
 STEP_SECONDS_BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
@@ -30,6 +30,7 @@ STEP_SECONDS_BOUNDS = (
 
 
 FETCH_POLL_S = 0.01  # the longest wait for the disk; new requests wait as long
+NO_TOKENS: TokenIds = np.empty(0, np.int32)
 SAVE_S = 5.0  # for writing cached prefixes to the disk when the engine is closed
 
 
@@ -100,7 +101,10 @@ class EngineCore:
     ) -> None:
         """`disk`: that of the scheduler's tiers, which ends with the core. `max_loras`: room for adapters in the model;
         0: none."""
-        self._adapters = AdapterTable(max_loras) if max_loras else None
+        self._adapters: AdapterTable | None = None
+        if max_loras:
+            assert isinstance(runner, HoldsAdapters)
+            self._adapters = AdapterTable(max_loras, runner.write_adapter)
         self._scheduler = scheduler
         self._disk = disk
         self._grammars = grammars
@@ -142,8 +146,11 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
+        scheduler = self._scheduler.stats
+        if self._adapters is not None:
+            scheduler.num_waiting += self._adapters.num_held_sequences
         return EngineStats(
-            self._scheduler.stats,
+            scheduler,
             self._host_seconds,
             self._wait_seconds,
             self._steady_host_seconds,
@@ -188,41 +195,59 @@ class EngineCore:
         if seed is None:
             seed = int(self._random.integers(2**63))
         seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
-        stops, adapter = self.checks.stop_token_ids(request), None
-        if request.adapter is not None and self._adapters is not None:
-            adapter = self._adapters.find(request.adapter)
-        self._scheduler.add(request, seeds=seeds, stop_token_ids=stops, adapter=adapter)
-        if request.adapter is not None and self._adapters is not None:
-            self._adapters.started(request.request_id, request.adapter)
-        if grammar is not None:
-            self._constrained[request.request_id] = grammar
+        self._check_id(request.request_id)
+        arrival = Arrival(request, seeds, grammar)
+        if self._adapters is None or request.adapter is None:
+            self._start(arrival, None)
+        else:
+            self._scheduler.limits.check(request)  # now, since it may start much later
+            self._adapters.hold(arrival)
+            self._start_held()
+
+    def _check_id(self, request_id: str) -> None:
+        is_held = self._adapters is not None and self._adapters.is_held(request_id)
+        if is_held or self._scheduler.is_unfinished(request_id):
+            raise RequestError(f"request id {request_id!r} is already running", param="request_id")
+
+    def _start_held(self) -> None:
+        """Queue the requests whose adapters have a place now."""
+        assert self._adapters is not None
+        for arrival, adapter in self._adapters.start():
+            self._start(arrival, adapter)
+
+    def _start(self, arrival: Arrival, adapter: LoadedAdapter | None) -> None:
+        request = arrival.request
+        stops = self.checks.stop_token_ids(request)
+        self._scheduler.add(request, seeds=arrival.seeds, stop_token_ids=stops, adapter=adapter)
+        if arrival.grammar is not None:
+            self._constrained[request.request_id] = arrival.grammar
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
+        """End a request, or one of its sequences. One that waits for its adapter ends with all of its sequences."""
+        if self._adapters is not None and self._adapters.is_held(request_id):
+            num_sequences = len(self._adapters.drop_held(request_id).seeds)
+            self._start_held()  # others may have waited behind it
+            return [SequenceEvent(request_id, each, NO_TOKENS, "abort") for each in range(num_sequences)]
         return self._without_ended(self._scheduler.abort(request_id, index))
 
     def read_adapter(self, path: str) -> Any:
         """Read an adapter for `load_adapter`. Changes nothing, so any thread may call it."""
-        return self._adapter_runner().read_adapter(path)
+        self._adapter_table()
+        assert isinstance(self._runner, HoldsAdapters)
+        return self._runner.read_adapter(path)
 
     def load_adapter(self, name: str, adapter: Any, *, replaces: bool = False) -> None:
         """Let requests use an adapter that `read_adapter` has returned. `replaces`: one of the same name."""
-        runner = self._adapter_runner()
-        assert self._adapters is not None
-        index = self._adapters.free_index(name, replaces=replaces)
-        runner.write_adapter(index, adapter)
-        self._adapters.put(name, index)
+        self._adapter_table().load(name, adapter, replaces=replaces)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse later requests with this adapter. Requests that have it go on; then its place is free."""
-        self._adapter_runner()
-        assert self._adapters is not None
-        self._adapters.remove(name)
+        self._adapter_table().unload(name)
 
-    def _adapter_runner(self) -> HoldsAdapters:
+    def _adapter_table(self) -> AdapterTable:
         if self._adapters is None:
             raise AdapterError("this engine has no room for adapters; start it with --enable-lora")
-        assert isinstance(self._runner, HoldsAdapters)
-        return self._runner
+        return self._adapters
 
     def limit_running(self, num_seqs: int | None) -> list[SequenceEvent]:
         """Start sequences only while fewer than `num_seqs` run; None: as many as there are slots."""
@@ -319,6 +344,8 @@ class EngineCore:
         for event in events:
             if event.finish_reason is not None and not self._scheduler.is_unfinished(event.request_id):
                 self._adapters.ended(event.request_id)
+        if self._adapters.has_held:
+            self._start_held()
 
     def _explained(self, event: SequenceEvent) -> SequenceEvent:
         constraint = self._constraints.end((event.request_id, event.index))

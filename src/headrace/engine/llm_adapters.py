@@ -1,5 +1,5 @@
-"""The LoRA adapters of `LLM`: loaded when a call first asks for them, the least recently used one unloaded if there is
-no room."""
+"""The LoRA adapters of `LLM`: loaded when a call first asks for them. Those that a call does not need are unloaded, the
+least recently used ones first, if more than `max_loras` are loaded."""
 
 from __future__ import annotations
 
@@ -27,27 +27,23 @@ class OfflineAdapters:
             return
         if self._limits is None:
             raise RequestError("lora_request needs an engine with enable_lora=True", param="lora_request")
-        if len(needed) > self._limits.max_loras:
-            raise RequestError(
-                f"the call has {len(needed)} adapters and max_loras={self._limits.max_loras}; raise it, or make a call "
-                "for each of them",
-                param="lora_request",
-            )
         for name, path in needed.items():
             self._load(name, path, needed)
 
     def _load(self, name: str, path: str, needed: Mapping[str, str]) -> None:
         assert self._limits is not None
         if self._paths.get(name) != path:
-            if name not in self._paths and len(self._paths) >= self._limits.max_loras:
-                self._unload(next(each for each in self._paths if each not in needed))
+            if name not in self._paths:
+                self._make_room(needed, num_excess=len(self._paths) + 1 - self._limits.max_loras)
             self._client.load_adapter(name, path, replaces=True).result()
         self._paths.pop(name, None)
         self._paths[name] = path  # the most recently used one is the last
 
-    def _unload(self, name: str) -> None:
-        self._client.unload_adapter(name).result()
-        del self._paths[name]
+    def _make_room(self, needed: Mapping[str, str], *, num_excess: int) -> None:
+        unneeded = [name for name in self._paths if name not in needed]
+        for name in unneeded[: max(0, num_excess)]:
+            self._client.unload_adapter(name).result()
+            del self._paths[name]
 
 
 def adapters_of(given: Adapters, num_prompts: int) -> list[LoRARequest | None]:

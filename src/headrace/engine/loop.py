@@ -10,13 +10,11 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
-from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.core import NO_TOKENS, EngineCore, EngineStats
 from headrace.engine.grammars import Grammar
 from headrace.engine.profiler import EngineProfiler, ProfileOptions
 from headrace.errors import AdapterError, EngineDeadError, HeadraceError, ProfilerError, RequestError
-from headrace.types import Request, SequenceEvent, TokenIds
+from headrace.types import Request, SequenceEvent
 
 AfterStep = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
@@ -25,7 +23,6 @@ MAX_DELAYS = 8  # times the batching delay: the longest wait of a first request
 MAX_DELAY_SHARE = 0.1  # of the time that the prompts take: the largest part to spend on waiting for more of them
 MIN_LEARNED_TOKENS = 256  # prompt tokens of a step; fewer say nothing about the time of a token
 
-_NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
 
 
@@ -304,7 +301,7 @@ class EngineLoop:
 
 
 def _refusal(request_id: str, reason: str) -> SequenceEvent:
-    return SequenceEvent(request_id, 0, _NO_TOKENS, "abort", error=reason)
+    return SequenceEvent(request_id, 0, NO_TOKENS, "abort", error=reason)
 
 
 def _done(result: Any) -> Future[Any]:

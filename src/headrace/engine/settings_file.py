@@ -79,7 +79,7 @@ def read_keys(path: str) -> Mapping[str, Any]:
 
 
 def _read_yaml(path: str, text: str) -> Mapping[str, Any]:
-    """As vLLM's files are: a key without a value is not set."""
+    """As vLLM's files are: a key without a value is not set, and a dotted one is a key of an object, as in TOML."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -88,7 +88,21 @@ def _read_yaml(path: str, text: str) -> Mapping[str, Any]:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path} must have settings as keys, such as 'port: 8000'")
-    return {key: value for key, value in values.items() if value is not None}
+    settings: dict[str, Any] = {}
+    for key, value in values.items():
+        if value is not None:
+            _set(settings, key.split("."), value, path)
+    return settings
+
+
+def _set(settings: dict[str, Any], keys: list[str], value: Any, path: str) -> None:
+    """Sets a value, in objects of objects for several keys."""
+    *parents, last = keys
+    for parent in parents:
+        settings = settings.setdefault(parent, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{path}: {parent} is set to {settings!r}, and {'.'.join(keys)} to {value!r}; keep one")
+    settings[last] = value
 
 
 def _checked(path: str, name: str, value: Any, hint: Any) -> Any:

@@ -405,8 +405,8 @@ CACHE_INFO = Series(
 LORA_INFO = Series(
     "headrace:lora_requests_info",
     "gauge",
-    "The time of the last look, in Unix seconds; the labels hold how many LoRA adapters may be loaded, and those that "
-    "running and waiting requests use. Absent without --enable-lora.",
+    "The time of the last look, in Unix seconds; the labels hold how many LoRA adapters fit on the device, and those "
+    "that running and waiting requests use. Absent without --enable-lora.",
     labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     over_engines="max",
     aliases=(Alias("vllm:lora_requests_info", base_labels=("engine",)),),

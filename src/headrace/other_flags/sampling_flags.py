@@ -48,7 +48,7 @@ SAMPLING: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         "ignored",
-        "every adapter stays loaded (--max-loras), in the type of the model, and an adapter of experts is refused",
+        "every loaded adapter stays in host memory, in the type of the model, and an adapter of experts is refused",
         values="max-cpu-loras lora-dtype lora-extra-vocab-size long-lora-scaling-factors max-lora-cls-labels",
         switches="fully-sharded-loras enable-mixed-moe-lora-format enable-moe-shared-loras specialize-active-lora",
     ),
@@ -125,5 +125,10 @@ SAMPLING: tuple[FlagGroup, ...] = (
         values="anthropic-disabled-thinking-effort",
     ),
     FlagGroup("refused", "answers have no watermark", values="watermark-config"),
-    FlagGroup("ignored", "there is no Cohere API", values="cohere-format", switches="cohere-is-reasoning-model=true"),
+    FlagGroup(
+        "ignored",
+        "of Cohere's API there are /v2/embed and /v2/rerank, without chats",
+        values="cohere-format",
+        switches="cohere-is-reasoning-model=true",
+    ),
 )

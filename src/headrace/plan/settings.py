@@ -36,7 +36,7 @@ class PlanSettings:
     max_num_batched_tokens: int | None = None
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
-    max_loras: int = 0  # LoRA adapters at once
+    max_loras: int = 0  # LoRA adapters on the device at once
     max_lora_rank: int = DEFAULT_MAX_RANK
 
     def __post_init__(self) -> None:

@@ -133,8 +133,10 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 _running: list[str] = [""]  # the id of the test; one with subtests reports each under an id of its own
 
 
-def pytest_runtest_logstart(nodeid: str) -> None:
+def pytest_runtest_logstart(nodeid: str, location: tuple[str, int | None, str]) -> None:
+    """Noted too, so that a test that does not end is not forgotten."""
     _running[0] = nodeid
+    _note(test=nodeid, outcome="started", line=(location[1] or 0) + 1, message="")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -105,14 +105,28 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(
         assert await completed(made, "chat") == ("chat", greedy(merged(model, root / "chat"), PROMPT, 8))
         status, message = await changed(made, "load", lora_name="chat", lora_path=str(root / "chat"))
         assert status == 400 and "has already been loaded" in message
-        status, message = await changed(made, "load", lora_name="late", lora_path=str(root / "late"))
-        assert status == 400 and "max_loras=2" in message
         expected = "Success: LoRA adapter 'chat' removed successfully."
         assert await changed(made, "unload", lora_name="chat") == (200, expected)
         assert (await made.complete(model="chat")).status_code == 404
         assert await changed(made, "unload", lora_name="chat") == (404, "The lora adapter 'chat' cannot be found.")
         name, tokens = await running
         assert name == "sql" and len(tokens) == 300
+
+    with_server(engine, body, **OPTIONS)
+
+
+def test_more_adapters_than_max_loras_answer_at_the_same_time(
+    engine: AsyncEngine, root: Path, model: transformers.PreTrainedModel
+) -> None:
+    names = ["late", "sql", "chat", "chat", "late"]
+
+    async def body(made: Running) -> None:
+        for name in ("chat", "late"):
+            assert (await changed(made, "load", lora_name=name, lora_path=str(root / name)))[0] == 200
+        answers = await asyncio.gather(*(completed(made, name) for name in names))
+        assert answers == [(name, greedy(merged(model, root / name), PROMPT, 8)) for name in names]
+        for name in ("chat", "late"):
+            assert (await changed(made, "unload", lora_name=name))[0] == 200
 
     with_server(engine, body, **OPTIONS)
 
