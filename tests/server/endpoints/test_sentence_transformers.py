@@ -12,7 +12,7 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from tests.engine.test_sentence_transformers import TEXTS, save_cross_encoder, save_embedding_model
+from tests.engine.sentence_models import TEXTS, save_cross_encoder, save_embedding_model
 from tests.server.serving import serving
 
 library: Any = pytest.importorskip("sentence_transformers", minversion="6.0")
