@@ -160,7 +160,7 @@ def _functions(architecture: Architecture, total_memory: int) -> dict[str, Any]:
         "Event": _Event,
         "Stream": _Stream,
         "CUDAGraph": _Graph,
-        "cudart": lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0),
         "current_device": lambda: 0,
         "current_stream": _Stream,
         "empty_cache": lambda: None,
