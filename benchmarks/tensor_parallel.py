@@ -7,7 +7,7 @@ Usage: python benchmarks/tensor_parallel.py [--rounds 2] [--only PART ...] [--ou
                whose slots have changed, and one that verifies four drafts of each sequence
     sums       an all-reduce of two processes with one thread each over Gloo, by the rows of a decode step
     engines    generated tokens per second of one process with two threads, of two tensor ranks and of two stages with
-               one thread each, all loaded and in turn: the embedded model, and random weights of a larger one
+               one thread each, in turn: the embedded model, and random weights of a larger one
 
 The ranks share two cores: what is measured is the cost of dividing a model, not a gain.
 """
@@ -52,7 +52,7 @@ LARGER: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 0,
 }
-NUM_PROMPTS, PROMPT_LEN, ANSWER_LEN = 16, 32, 32
+SIZES, PROMPT_LEN, ANSWER_LEN = (1, 16), 32, 32  # prompts at once; tokens
 MAX_DRAFTING_SEQS = 32  # of a GPU
 ALL_REDUCE_ROWS = (1, 8, 32, 128)
 HIDDEN_SIZE = 1024
@@ -167,24 +167,22 @@ def tokens_per_second(llm: LLM, vocab_size: int, num_prompts: int, seed: int) ->
 
 
 def engines(model: str, rounds: int, **settings: Any) -> dict[str, Any]:
-    common = {"device": "cpu", "num_threads": 2, "max_num_seqs": NUM_PROMPTS, "max_model_len": 512, **settings}
+    common = {"device": "cpu", "num_threads": 2, "max_num_seqs": max(SIZES), "max_model_len": 512, **settings}
     layouts = {"one process": {}, "two ranks": {"tensor_parallel_size": 2}, "two stages": {"pipeline_parallel_size": 2}}
-    llms = {name: LLM(model, num_gpu_blocks_override=1024, **common | sizes) for name, sizes in layouts.items()}
-    found: dict[str, Any] = {}
-    try:
-        for num_prompts in (1, NUM_PROMPTS):
-            rates: dict[str, list[float]] = {name: [] for name in llms}
-            for number in range(rounds + 1):
-                for name, llm in llms.items():
-                    rate = tokens_per_second(llm, llm.spec.vocab_size, num_prompts, seed=number)
-                    rates[name] += [round(rate, 1)] if number else []  # the first round warms up
-            found[f"{num_prompts} prompts"] = {
-                name: {"tokens_per_s": median(each), "rounds": each} for name, each in rates.items()
-            }
-    finally:
-        for llm in llms.values():
-            llm.close()
-    return found
+    rates: dict[str, dict[str, list[float]]] = {f"{num} prompts": {name: [] for name in layouts} for num in SIZES}
+    for number in range(rounds):
+        for name, sizes in layouts.items():
+            # One at a time: the number of threads is that of a whole process.
+            with LLM(model, num_gpu_blocks_override=1024, **common | sizes) as llm:
+                for num_prompts in SIZES:
+                    vocab_size = llm.spec.vocab_size
+                    tokens_per_second(llm, vocab_size, num_prompts, seed=0)  # warms up
+                    rate = tokens_per_second(llm, vocab_size, num_prompts, seed=number + 1)
+                    rates[f"{num_prompts} prompts"][name].append(round(rate, 1))
+    return {
+        size: {name: {"tokens_per_s": median(each), "rounds": each} for name, each in by_name.items()}
+        for size, by_name in rates.items()
+    }
 
 
 def larger_model(rounds: int) -> dict[str, Any]:
