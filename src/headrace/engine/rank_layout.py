@@ -12,12 +12,13 @@ from headrace.hardware import MachineFacts
 from headrace.models.shards import Shards, check_divisible, check_stages
 from headrace.models.spec import ModelSpec
 
-# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Rough
-# figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink, and of a CPU with Gloo.
+# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Of GPUs
+# rough figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink. Of CPUs measured on two
+# cores, with Gloo (docs/parallelism.md).
 GPU_BYTES_PER_S = 3e12
 GPU_ALL_REDUCE_S = 15e-6
-CPU_BYTES_PER_S = 1e10
-CPU_ALL_REDUCE_S = 1e-4
+CPU_BYTES_PER_S = 1.4e10
+CPU_ALL_REDUCE_S = 4.3e-4
 MAX_WAIT_SHARE = 0.2  # of a step, for sums over the ranks; above it, a warning
 SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo and without graphs; for tests
 
