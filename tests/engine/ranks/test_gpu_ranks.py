@@ -97,6 +97,20 @@ def test_two_ranks_that_share_a_gpu_answer_as_one_process(
     assert share_of_equal_first_tokens(answers(model, **layout), answers(model)) >= 0.75
 
 
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="make gpu-test-multi gives each rank a GPU")
+@pytest.mark.parametrize("model", ["mixtral"], indirect=True)
+def test_two_ranks_that_share_a_gpu_may_have_whole_experts(model: Path, shared_gpu: None) -> None:
+    ours = answers(model, tensor_parallel_size=2, enable_expert_parallel=True)
+    assert share_of_equal_first_tokens(ours, answers(model)) >= 0.75
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("model", ["mixtral"], indirect=True)
+def test_two_ranks_with_a_gpu_each_may_have_whole_experts(model: Path) -> None:
+    ours = answers(model, tensor_parallel_size=2, enable_expert_parallel=True)
+    assert share_of_equal_first_tokens(ours, answers(model)) >= 0.75
+
+
 def answers_with_drafts(model: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> Answers:
     """Of two tensor ranks; a tiny model drafts whatever the acceptance is."""
     monkeypatch.setattr(speculating, "GPU_FREE_ROWS", 1e9)
