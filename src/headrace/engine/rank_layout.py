@@ -12,9 +12,9 @@ from headrace.hardware import MachineFacts
 from headrace.models.shards import Shards, check_divisible, check_stages
 from headrace.models.spec import ModelSpec
 
-# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Of GPUs
-# rough figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink. Of CPUs measured on two
-# cores, with Gloo (docs/parallelism.md).
+# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. For GPUs
+# rough figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink. For CPUs measured on
+# two cores, with Gloo (docs/parallelism.md).
 GPU_BYTES_PER_S = 3e12
 GPU_ALL_REDUCE_S = 15e-6
 CPU_BYTES_PER_S = 1.4e10
