@@ -20,7 +20,7 @@ GPU_ALL_REDUCE_S = 15e-6
 CPU_BYTES_PER_S = 1.4e10
 CPU_ALL_REDUCE_S = 4.3e-4
 MAX_WAIT_SHARE = 0.2  # of a step, for sums over the ranks; above it, a warning
-SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo and without graphs; for tests
+SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo; for tests
 
 
 def may_share_gpus() -> bool:
