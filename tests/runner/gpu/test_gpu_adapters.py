@@ -38,8 +38,9 @@ def logprobs_of(
         {"quantization": "fp8"},
         {"max_num_batched_tokens": 32, "max_num_seqs": 8},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+        {"max_loras": 1},  # two adapters take turns in the model, and wait in host memory
     ],
-    ids=["bfloat16", "fp8", "chunks", "drafts"],
+    ids=["bfloat16", "fp8", "chunks", "drafts", "turns"],
 )
 def test_a_mixed_batch_is_near_merged_models(tmp_path: Path, settings: dict[str, Any]) -> None:
     """The answers are scored by the merged model and by the base model: rounding is small beside the adapter."""

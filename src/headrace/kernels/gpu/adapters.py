@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.layout import TILE_ROWS, AdapterRows, LowRankWeights
 
 _COLUMNS = 64  # of the output, in one program
 _MAX_RANKS = 64  # in one program
-_TARGET_PROGRAMS = 128  # about the processors of a GPU
-_MAX_SPLITS = 8
+_TARGET_PROGRAMS = 512  # about four for each processor of a GPU; those of superfluous tiles end at once
+_MAX_SPLITS = 16
 
 
 def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterRows) -> None:
@@ -37,14 +38,14 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
     splits = _num_splits(num_tiles * num_pieces * num_chunks, triton.cdiv(width, depth))
     small = torch.empty((splits, num_rows, num_pieces, num_chunks * ranks), dtype=torch.float32, device=x.device)
     places = (rows.order, rows.starts, rows.tile_ends, weights.ranks, num_adapters)
-    blocks = {"ROWS": TILE_ROWS, "RANKS": ranks, "ADAPTERS": triton.next_power_of_2(num_adapters)}
+    blocks = {"ROWS": TILE_ROWS, "RANKS": ranks, "ADAPTERS": triton.next_power_of_2(num_adapters), "SPLITS": splits}
+    launch = {"num_warps": 4, **dependent_launch(x.device)}
     _shrink[(num_tiles, num_pieces * num_chunks, splits)](
         x,
         weights.down,
         small,
         *places,
         num_rows,
-        splits,
         x.stride(0),
         WIDTH=width,
         MAX_RANK=max_rank,
@@ -52,7 +53,7 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
         CHUNKS=num_chunks,
         DEPTH=depth,
         **blocks,
-        num_warps=4,
+        **launch,
     )
     _expand[(num_tiles, triton.cdiv(max(sizes), _COLUMNS), num_pieces)](
         small,
@@ -60,7 +61,6 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
         out,
         *places,
         num_rows,
-        splits,
         out.stride(0),
         MAX_RANK=max_rank,
         FIRST=sizes[0],
@@ -70,7 +70,7 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
         CHUNKS=num_chunks,
         COLUMNS=_COLUMNS,
         **blocks,
-        num_warps=4,
+        **launch,
     )
 
 
@@ -93,7 +93,7 @@ def _tile_of(tile, starts, tile_ends, num_adapters, ROWS: tl.constexpr, ADAPTERS
     return adapter, first, tl.load(starts + known + 1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_adapters", "num_splits"])
+@triton.jit(do_not_specialize=["num_rows", "num_adapters"])
 def _shrink(
     x,
     down,
@@ -104,7 +104,6 @@ def _shrink(
     adapter_ranks,
     num_adapters,
     num_rows,
-    num_splits,
     x_stride,
     WIDTH: tl.constexpr,
     MAX_RANK: tl.constexpr,
@@ -114,8 +113,11 @@ def _shrink(
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     ADAPTERS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Multiplies the rows of a tile by RANKS rows of one piece of `down`, over one split of the width."""
+    wait_for_inputs(IS_DEPENDENT)
     adapter, first, end = _tile_of(tl.program_id(0), starts, tile_ends, num_adapters, ROWS, ADAPTERS)
     if adapter >= num_adapters:
         return
@@ -130,7 +132,7 @@ def _shrink(
     down_at = down + ((adapter.to(tl.int64) * MAX_RANK + ranks[:, None]) * PIECES + piece) * WIDTH + depths[None, :]
     x_at = x + rows[:, None].to(tl.int64) * x_stride + depths[None, :]
     sums = tl.zeros([ROWS, RANKS], tl.float32)
-    for depth in range(split * DEPTH, WIDTH, num_splits * DEPTH):
+    for depth in range(split * DEPTH, WIDTH, SPLITS * DEPTH):
         inside = depth + depths[None, :] < WIDTH
         row = tl.load(x_at + depth, mask=is_row[:, None] & inside, other=0.0)
         weight = tl.load(down_at + depth, mask=(ranks[:, None] < MAX_RANK) & inside, other=0.0)
@@ -139,7 +141,7 @@ def _shrink(
     tl.store(small + at, sums, mask=is_row[:, None])
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_adapters", "num_splits"])
+@triton.jit(do_not_specialize=["num_rows", "num_adapters"])
 def _expand(
     small,
     up,
@@ -150,7 +152,6 @@ def _expand(
     adapter_ranks,
     num_adapters,
     num_rows,
-    num_splits,
     out_stride,
     MAX_RANK: tl.constexpr,
     FIRST: tl.constexpr,  # columns of the first piece
@@ -162,8 +163,11 @@ def _expand(
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     ADAPTERS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Adds COLUMNS columns of one piece to the rows of a tile."""
+    wait_for_inputs(IS_DEPENDENT)
     adapter, first, end = _tile_of(tl.program_id(0), starts, tile_ends, num_adapters, ROWS, ADAPTERS)
     if adapter >= num_adapters:
         return
@@ -182,10 +186,9 @@ def _expand(
     for chunk in range(CHUNKS):
         if chunk * RANKS < rank:
             ranks = chunk * RANKS + tl.arange(0, RANKS)
-            narrow = tl.zeros([ROWS, RANKS], tl.float32)
-            for split in range(num_splits):
-                at = (split * num_rows + places[:, None]).to(tl.int64) * PIECES + piece
-                narrow += tl.load(small + at * (CHUNKS * RANKS) + ranks[None, :], mask=is_row[:, None], other=0.0)
+            lines = tl.arange(0, SPLITS)[:, None] * num_rows + places[None, :]  # [splits, rows]
+            at = (lines.to(tl.int64) * PIECES + piece)[:, :, None] * (CHUNKS * RANKS) + ranks[None, None, :]
+            narrow = tl.sum(tl.load(small + at, mask=is_row[None, :, None], other=0.0), axis=0)
             up_at = up + (adapter.to(tl.int64) * TOTAL + columns[:, None]) * MAX_RANK + ranks[None, :]
             weight = tl.load(up_at, mask=is_column[:, None] & (ranks[None, :] < MAX_RANK), other=0.0)
             sums = tl.dot(narrow.to(weight.dtype), tl.trans(weight), sums, input_precision="ieee")
