@@ -281,6 +281,13 @@ def test_the_rows_of_drafts_are_prepared_one_after_the_other(place: Place) -> No
     assert torch.equal(token_ids, tokens[slots.long(), positions])
     assert torch.equal(mapping, tables[slots.long(), positions // 16].long() * 16 + positions % 16)
 
+    before = tokens.clone()
+    drafts = torch.tensor([7, 8, -1, 9], device=place.device).int()  # the host has one, a draft model put the next
+    prepare_decode(slots, tokens, computed, tables, 16, token_ids, positions, mapping, context_lens, offsets, drafts)
+    before[2, 15] = 8
+    assert torch.equal(tokens, before)
+    assert token_ids.tolist() == [before[2, 14], 8, before[2, 16], before[0, 5]]
+
 
 @everywhere
 def test_drafts_are_accepted_as_in_the_reference(place: Place) -> None:
@@ -317,11 +324,12 @@ def test_drafts_are_accepted_as_in_the_reference(place: Place) -> None:
     state = [each.to(place.device) for each in (tokens.clone(), lens.clone(), lens - 1)]
     ended = torch.zeros(num_slots, dtype=torch.bool, device=place.device)
     out = torch.zeros(3, total, dtype=torch.int32, device=place.device)
-    inputs = [each.to(place.device) for each in (slots.int(), starts.int(), num_rows.int(), sampled, flags)]
+    counts = torch.where(offsets == 0, num_rows.repeat_interleave(num_rows), 0)
+    inputs = [each.to(place.device) for each in (row_slots.int(), counts.int(), sampled, flags)]
     accept_drafts(*inputs, *state, ended, end_len.to(place.device), stops.to(place.device), out)
     assert out[0].tolist() == sampled.tolist()
-    assert out[1, :30].tolist() == expected.finished.tolist()
-    assert out[2, :30].tolist() == expected.num_sampled.tolist()
+    assert out[1, starts].tolist() == expected.finished.tolist()
+    assert out[2, starts].tolist() == expected.num_sampled.tolist()
     for index, slot in enumerate(slots.tolist()):
         count, start = int(expected.num_sampled[index]), int(starts[index])
         assert state[1][slot] == lens[slot] + count and state[2][slot] == lens[slot] - 1 + count

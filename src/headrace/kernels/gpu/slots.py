@@ -25,8 +25,9 @@ def prepare_decode(
     slot_mapping: Tensor,  # [B] int64, out
     context_lens: Tensor,  # [B] int32, out
     offsets: Tensor | None = None,  # [B] int32, rows of a slot that computes several tokens: 0, 1, 2 ...; None: zeros
+    drafts: Tensor | None = None,  # [B] int32, tokens of rows with an offset; -1: `tokens` has it
 ) -> None:
-    """Reads the next input token of each slot, and computes where its key and value go."""
+    """Reads the next input token of each slot, and computes where its key and value go. Drafts go to `tokens`."""
     batch_size = slots.shape[0]
     _prepare[(triton.cdiv(batch_size, _BLOCK),)](
         slots,
@@ -38,10 +39,12 @@ def prepare_decode(
         slot_mapping,
         context_lens,
         slots if offsets is None else offsets,
+        slots if drafts is None else drafts,
         batch_size,
         tokens.stride(0),
         block_tables.stride(0),
         HAS_OFFSETS=offsets is not None,
+        HAS_DRAFTS=drafts is not None,
         BLOCK_SIZE=block_size,
         BLOCK=_BLOCK,
         num_warps=1,
@@ -59,10 +62,12 @@ def _prepare(
     slot_mapping,
     context_lens,
     offsets,
+    drafts,
     batch_size,
     token_stride,
     table_stride,
     HAS_OFFSETS: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -70,10 +75,18 @@ def _prepare(
     inside = item < batch_size
     slot = tl.load(slots + item, mask=inside, other=0).to(tl.int64)
     position = tl.load(computed + slot, mask=inside, other=0)
+    offset = tl.zeros([BLOCK], tl.int32)
     if HAS_OFFSETS:
-        position += tl.load(offsets + item, mask=inside, other=0)
+        offset = tl.load(offsets + item, mask=inside, other=0)
+        position += offset
     block = tl.load(block_tables + slot * table_stride + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    tl.store(token_ids + item, tl.load(tokens + slot * token_stride + position, mask=inside, other=0), mask=inside)
+    token_at = tokens + slot * token_stride + position
+    token = tl.load(token_at, mask=inside, other=0)
+    if HAS_DRAFTS:
+        draft = tl.load(drafts + item, mask=inside & (offset > 0), other=-1)
+        token = tl.where(draft >= 0, draft, token)
+        tl.store(token_at, draft, mask=draft >= 0)
+    tl.store(token_ids + item, token, mask=inside)
     tl.store(positions + item, position, mask=inside)
     tl.store(slot_mapping + item, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
     tl.store(context_lens + item, (position + 1).to(tl.int32), mask=inside)
@@ -219,9 +232,8 @@ def _append(
 
 
 def accept_drafts(
-    slots: Tensor,  # [S] int32
-    starts: Tensor,  # [S] int32, each slot's first row
-    num_rows: Tensor,  # [S] int32, one more than its drafts
+    slots: Tensor,  # [R] int32, the slot of each row
+    num_rows: Tensor,  # [R] int32, in a slot's first row how many it has, one more than its drafts; 0 in the others
     sampled: Tensor,  # [R] int64, the token that each row sampled
     flags: Tensor,  # [R] uint8, from sampling: steps.BROKEN or 0
     tokens: Tensor,  # [num_slots, max_len] int32, with the drafts behind the known tokens
@@ -230,14 +242,12 @@ def accept_drafts(
     is_finished: Tensor,  # [num_slots] bool
     end_len: Tensor,  # [num_slots] int64
     stop_token_ids: Tensor,  # [num_slots, width] int64
-    out: Tensor,  # [3, R] int32: sampled tokens; for each slot its state (`append_tokens`); and how many tokens it gets
+    out: Tensor,  # [3, R] int32: sampled tokens; in first rows the slot's state (`append_tokens`), and how many it gets
 ) -> None:
     """Gives each slot the drafts that equal what was sampled before them, and one more token."""
-    num_slots, num_sampled = slots.shape[0], sampled.shape[0]
-    out[0].copy_(sampled)
-    _accept[(num_slots,)](
+    batch_size = sampled.shape[0]
+    _accept[(batch_size,)](
         slots,
-        starts,
         num_rows,
         sampled,
         flags,
@@ -248,17 +258,16 @@ def accept_drafts(
         end_len,
         stop_token_ids,
         out,
-        num_sampled,
+        batch_size,
         tokens.stride(0),
         NUM_STOPS=stop_token_ids.shape[1],
         num_warps=1,
     )
 
 
-@triton.jit(do_not_specialize=["num_sampled"])
+@triton.jit(do_not_specialize=["batch_size"])
 def _accept(
     slots,
-    starts,
     num_rows,
     sampled,
     flags,
@@ -269,13 +278,16 @@ def _accept(
     end_len,
     stop_token_ids,
     out,
-    num_sampled,
+    batch_size,
     token_stride,
     NUM_STOPS: tl.constexpr,
 ):
-    item = tl.program_id(0)
-    slot = tl.load(slots + item).to(tl.int64)
-    start, count = tl.load(starts + item), tl.load(num_rows + item)
+    row = tl.program_id(0)
+    tl.store(out + row, tl.load(sampled + row).to(tl.int32))
+    count = tl.load(num_rows + row)
+    if count == 0:
+        return
+    slot = tl.load(slots + row).to(tl.int64)
     length, end = tl.load(lens + slot), tl.load(end_len + slot)
     stops = tl.load(stop_token_ids + slot * NUM_STOPS + tl.arange(0, NUM_STOPS))
     places = tokens + slot * token_stride + length
@@ -283,11 +295,11 @@ def _accept(
     state = 0
     follows = True
     while follows:
-        token = tl.load(sampled + start + taken)
+        token = tl.load(sampled + row + taken)
         draft = tl.load(places + taken, mask=taken + 1 < count, other=-1)
         is_stop = tl.sum((stops == token).to(tl.int32), axis=0) > 0
         state = tl.where(is_stop, 1, tl.where(length + taken + 1 >= end, 2, 0))
-        flag = tl.load(flags + start + taken).to(tl.int32)
+        flag = tl.load(flags + row + taken).to(tl.int32)
         state = tl.where(flag != 0, flag, state)
         tl.store(places + taken, token.to(tl.int32))
         taken += 1
@@ -295,5 +307,5 @@ def _accept(
     tl.store(lens + slot, length + taken)
     tl.store(computed + slot, tl.load(computed + slot) + taken)
     tl.store(is_finished + slot, state != 0)
-    tl.store(out + num_sampled + item, state)
-    tl.store(out + 2 * num_sampled + item, taken)
+    tl.store(out + batch_size + row, state)
+    tl.store(out + 2 * batch_size + row, taken)

@@ -2,6 +2,7 @@
 
     prepare ─▶ model ─▶ logits      ▏ sample ─▶ append              both read and write the slots on the GPU
     └──────── model graph ────────┘ ▏ └──── sampling graph ────┘
+                                    ▏ sample ─▶ accept              in its place, in a step that verifies drafts
 
 With adapters there are graphs for steps in which a sequence has one, and others without the kernels of adapters.
 Sampling is a graph of its own, since sequences that use more than temperature, min_p, top_k, top_p and a seed are
@@ -11,7 +12,7 @@ sampled outside of it. The sizes are chosen in `graph_sizes`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -29,7 +30,8 @@ class Forward(Protocol):
     def __call__(self, size: int, *, is_sharing: bool) -> Tensor: ...
 
 
-SampleStep = Callable[[Tensor, bool], Tensor]  # (logits [B, V], has_filters) -> [2, B] int32: tokens and their states
+# (logits [B, V], has_filters) -> [2, B] int32: tokens and their states; [3, B] of a step that verifies drafts
+SampleStep = Callable[[Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class SamplingGraph:
     """Samples the next token of each slot and appends it."""
 
     graph: Replay
-    results: Tensor  # [2, B] int32: tokens, and the state of each slot (`StepResult.finished`)
+    results: Tensor  # [2, B] int32: tokens, and the state of each slot (`StepResult.finished`); or see `accept_drafts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class DecodeGraph:
     logits: Tensor  # [B, V]
     sampling: SamplingGraph | None  # None: a later stage of the pipeline samples
     sampling_filtered: SamplingGraph | None  # with min_p, top_k and top_p
+    verifying: SamplingGraph | None = None  # of drafts
+    verifying_filtered: SamplingGraph | None = None
 
 
 class DecodeGraphs:
@@ -68,6 +72,7 @@ class DecodeGraphs:
         self._enable_adapters = enable_adapters
         max_rows = max(max_num_seqs, max_draft_rows)
         self.max_size = decode_graph_size(max_rows)
+        self._max_verifying = decode_graph_size(max_draft_rows) if max_draft_rows else 0
         # The largest first, so that the others fit into its memory.
         self._sizes = sorted(set(map(decode_graph_size, range(1, max_rows + 1))), reverse=True)
         self._max_sharing_size = decode_graph_size(max_num_seqs)
@@ -94,17 +99,19 @@ class DecodeGraphs:
         return len(self._sizes) * (1 + self._enable_adapters) + len(self._sharing_sizes)
 
     @torch.inference_mode()
-    def warm_up(self, forward: Forward, sample: SampleStep | None, device: torch.device) -> None:
+    def warm_up(
+        self, forward: Forward, sample: SampleStep | None, device: torch.device, verify: SampleStep | None = None
+    ) -> None:
         """Run steps of a few sizes once, which compiles kernels and sets up libraries. `sample`: None on a stage that
-        does not."""
+        does not; `verify`: None without drafts."""
         sizes = self._sizes
         stream = stream_after_current(device)
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:
                 logits = forward(size, is_sharing=False)
-                if sample is not None:
+                for choose in filter(None, (sample, verify)):
                     for has_filters in (False, True):
-                        sample(logits, has_filters)
+                        choose(logits, has_filters)
         stream.synchronize()
 
     @torch.inference_mode()
@@ -115,11 +122,14 @@ class DecodeGraphs:
         capture: Capture,
         captured: Callable[[], None],
         adapted: Forward | None = None,
+        verify: SampleStep | None = None,
     ) -> None:
-        """Capture every size. `captured` is called after each. `adapted`: a step with adapters, if they are enabled."""
+        """Capture every size. `captured` is called after each. `adapted`: a step with adapters, if they are enabled;
+        `verify`: samples and accepts drafts, if there are any."""
         assert (adapted is not None) == self._enable_adapters
         for size in self._sizes:
-            self._graphs[size, False] = _captured(size, forward, sample, capture, is_sharing=False)
+            graph = _captured(size, forward, sample, capture, is_sharing=False)
+            self._graphs[size, False] = self._with_verifying(graph, verify, capture)
             captured()
         self._fast_sizes = self._find_fast_sizes(capture)
         for size in self._sharing_sizes:
@@ -129,8 +139,15 @@ class DecodeGraphs:
         if adapted is None:
             return
         for size in self._sizes:
-            self._adapted[size] = _captured(size, adapted, sample, capture, is_sharing=False)
+            graph = _captured(size, adapted, sample, capture, is_sharing=False)
+            self._adapted[size] = self._with_verifying(graph, verify, capture)
             captured()
+
+    def _with_verifying(self, graph: DecodeGraph, verify: SampleStep | None, capture: Capture) -> DecodeGraph:
+        if verify is None or graph.size > self._max_verifying:
+            return graph
+        verifying, filtered = _captured_sampling(verify, graph.logits, capture)
+        return replace(graph, verifying=verifying, verifying_filtered=filtered)
 
     def _find_fast_sizes(self, capture: Capture) -> dict[int, int]:
         if not self._are_timed:
@@ -145,10 +162,15 @@ def _captured(
     model, logits = capture.model(lambda: forward(size, is_sharing=is_sharing))
     if sample is None:
         return DecodeGraph(size, model, logits, None, None)
-    sampling, filtered = (
+    return DecodeGraph(size, model, logits, *_captured_sampling(sample, logits, capture))
+
+
+def _captured_sampling(sample: SampleStep, logits: Tensor, capture: Capture) -> tuple[SamplingGraph, SamplingGraph]:
+    """Without and with filters."""
+    without, filtered = (
         SamplingGraph(*capture.local(partial(sample, logits, has_filters))) for has_filters in (False, True)
     )
-    return DecodeGraph(size, model, logits, sampling, filtered)
+    return without, filtered
 
 
 def _replay_milliseconds(graph: Replay) -> float:

@@ -2,11 +2,75 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.kernels.gpu.shared_attention import max_tiles
 from headrace.kernels.layout import SharedPrefixes
+from headrace.steps import IntArray
+
+_NUM_BUFFERS = 16  # more than steps that can be in flight
+
+
+class RowInputs:
+    """Which slot each row of a decode graph belongs to, and in a step with drafts which token: written by the host, in
+    one copy a step. Rows that are left over have the padding slot."""
+
+    def __init__(self, size: int, padding_slot: int, device: torch.device, *, has_drafts: bool) -> None:
+        shape = (4 if has_drafts else 1, size)
+        self._values = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._values[0] = padding_slot
+        self._pinned = torch.zeros(_NUM_BUFFERS, *shape, dtype=torch.int32, pin_memory=True)
+        self._padding_slot = padding_slot
+        self._next = 0
+
+    def put(self, slots: IntArray, size: int) -> None:
+        """One row of each slot, for a graph of `size` rows."""
+        pinned = self._fill(slots, size)
+        self._values[0, :size].copy_(pinned[0, :size], non_blocking=True)
+        if self.has_drafts:
+            self._values[1].zero_()
+
+    def put_drafts(self, slots: IntArray, num_rows: IntArray, drafts: IntArray | None, size: int) -> None:
+        """`num_rows` of each slot: the known token and its drafts. Drafts of all slots, one after the other; None: a
+        draft model has put them behind the tokens of the slots."""
+        starts = np.cumsum(num_rows) - num_rows
+        pinned = self._fill(np.repeat(slots, num_rows), size)
+        _, offsets, tokens, counts = pinned.numpy()
+        num_used = int(num_rows.sum())
+        offsets[:num_used] = np.arange(num_used) - np.repeat(starts, num_rows)
+        offsets[num_used:] = 0
+        tokens[:] = -1
+        if drafts is not None:
+            tokens[:num_used][offsets[:num_used] > 0] = drafts
+        counts[:] = 0
+        counts[starts] = num_rows
+        self._values.copy_(pinned, non_blocking=True)
+
+    def _fill(self, row_slots: IntArray, size: int) -> Tensor:
+        pinned = self._pinned[self._next]
+        self._next = (self._next + 1) % _NUM_BUFFERS
+        slots = pinned.numpy()[0]
+        slots[: len(row_slots)] = row_slots
+        slots[len(row_slots) : size] = self._padding_slot
+        return pinned
+
+    @property
+    def has_drafts(self) -> bool:
+        return len(self._values) > 1
+
+    def slots(self, size: int) -> Tensor:  # [size] int32
+        return self._values[0, :size]
+
+    def offsets(self, size: int) -> Tensor | None:  # [size] int32, 0, 1, 2 ... for the rows of a slot
+        return self._values[1, :size] if self.has_drafts else None
+
+    def drafts(self, size: int) -> Tensor | None:  # [size] int32, see `prepare_decode`
+        return self._values[2, :size] if self.has_drafts else None
+
+    def num_rows(self, size: int) -> Tensor:  # [size] int32, see `accept_drafts`
+        return self._values[3, :size]
 
 
 class DecodeInputs:

@@ -33,7 +33,7 @@ from headrace.runner.draft_model import Proposer
 from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
-from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
+from headrace.runner.gpu.decode_inputs import DecodeInputs, RowInputs, SharedPrefixInputs
 from headrace.runner.gpu.draft_graphs import DraftCache, DraftGraphs
 from headrace.runner.gpu.draft_steps import DraftSteps
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
@@ -45,7 +45,7 @@ from headrace.runner.gpu.prefix_groups import MIN_SEQS, BlockTableMirror, Prefix
 from headrace.runner.gpu.prefix_sharing import can_share_prefixes, seqs_per_tile
 from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder, ordered
 from headrace.runner.gpu.step_sampling import StepSampling
-from headrace.runner.gpu.ticket import RESULTS_IN_FLIGHT, Ticket, TicketRing
+from headrace.runner.gpu.ticket import Ticket, TicketRing
 from headrace.runner.gpu.upload import Upload, UploadRing
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots, PromptSpan
 from headrace.runner.readouts import lay_out_readouts
@@ -105,8 +105,8 @@ class GpuRunner:
         self._slot_adapters = np.zeros(num_slots, np.int64)  # see `SlotEntry.adapter`
         self._has_adapters = False  # a sequence of the last decode step has one
         max_size = self._decode_graphs.max_size
-        self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
-        self._offsets = torch.zeros(max_size, dtype=torch.int32, device=device) if shape.max_draft_rows else None
+        has_drafts = shape.max_draft_rows > 0
+        self._rows = RowInputs(max_size, self._slots.padding_slot, device, has_drafts=has_drafts)
         self._inputs = DecodeInputs(max_size, device)
         specs = [spec] if proposer is None else [spec, proposer.decoder.spec]
         max_programs = max(map(programs_per_decode, specs))
@@ -119,7 +119,6 @@ class GpuRunner:
         self._is_sharing = False
         self._tickets = TicketRing(3 * max_size, device)
         self._sampling = StepSampling(self._slots, self._sampler, self._next_positions, device)
-        self._slot_numbers = torch.empty(RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
             decoder,
             shape,
@@ -139,7 +138,7 @@ class GpuRunner:
             device=device,
         )
         self._draft = None if proposer is None else self._draft_graphs(proposer)
-        self._draft_steps = None if self._offsets is None else self._steps_with_drafts(self._offsets)
+        self._draft_steps = self._steps_with_drafts() if has_drafts else None
         self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
         on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
@@ -159,9 +158,8 @@ class GpuRunner:
         cache = DraftCache(layers, is_shared=is_shared)
         return DraftGraphs(draft, cache, self._slots, self._sampler, self._shape, splits)
 
-    def _steps_with_drafts(self, offsets: Tensor) -> DraftSteps:
-        buffers = (self._inputs, self._decode_slots, offsets)
-        return DraftSteps(self._slots, self._sampler, *buffers, self._next_positions, self._draft)
+    def _steps_with_drafts(self) -> DraftSteps:
+        return DraftSteps(self._slots, self._sampler, self._inputs, self._rows, self._next_positions, self._draft)
 
     # ---- the runner's protocol
 
@@ -294,20 +292,15 @@ class GpuRunner:
             self._is_sharing = not self._has_adapters and self._share_prefixes(plan, num_seqs, upload)
         graph = self._decode_graphs.fitting(num_seqs, is_sharing=self._is_sharing, has_adapters=self._has_adapters)
         if not plan.is_steady:
-            numbers = self._slot_numbers[plan.step % RESULTS_IN_FLIGHT, : graph.size]
-            numbers.numpy()[:] = self._slots.padding_slot
-            numbers.numpy()[:num_seqs] = plan.slots
-            self._decode_slots[: graph.size].copy_(numbers, non_blocking=True)
-            if self._offsets is not None:
-                self._offsets.zero_()
+            self._rows.put(plan.slots, graph.size)
         graph.model.replay()
         if graph.sampling is None or graph.sampling_filtered is None:
-            self._slots.advance(self._decode_slots[:num_seqs], 1)
+            self._slots.advance(self._rows.slots(num_seqs), 1)
             return self._tickets.passed_on(plan)
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
             return self._tickets.of(plan, self._replay_sampling(sampling))
-        slots = self._decode_slots[:num_seqs]
+        slots = self._rows.slots(num_seqs)
         logits = graph.logits[:num_seqs]
         results, logprobs = self._sampling.with_all_features(plan, logits, slots, masks, advances=True)
         return self._tickets.of(plan, results, logprobs)
@@ -317,9 +310,9 @@ class GpuRunner:
         assert self._draft_steps is not None
         has_adapters = bool(self._slot_adapters[plan.slots].any())
         graph = self._decode_graphs.fitting(plan.num_batched_tokens, is_sharing=False, has_adapters=has_adapters)
-        results, sampled = self._draft_steps.run(plan, drafts, graph, upload, masks)
+        results, logprobs = self._draft_steps.run(plan, drafts, graph, upload, masks)
         self._is_sharing = False
-        self._unread = replace(self._tickets.of(plan, results, sampled.logprobs), num_rows=plan.num_tokens)
+        self._unread = replace(self._tickets.of(plan, results, logprobs), num_rows=plan.num_tokens)
         return self._unread
 
     def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
@@ -348,7 +341,7 @@ class GpuRunner:
         )
 
     def _forward_decode(self, size: int, *, is_sharing: bool, has_adapters: bool = False) -> Tensor:
-        slots, inputs = self._decode_slots[:size], self._inputs.first(size)
+        slots, inputs = self._rows.slots(size), self._inputs.first(size)
         slot_kernels.prepare_decode(
             slots,
             self._slots.tokens,
@@ -359,7 +352,8 @@ class GpuRunner:
             inputs.positions,
             inputs.slot_mapping,
             inputs.context_lens,
-            None if self._offsets is None else self._offsets[:size],
+            self._rows.offsets(size),
+            self._rows.drafts(size),
         )
         layout = StepLayout(
             positions=inputs.positions,
@@ -391,22 +385,23 @@ class GpuRunner:
         pool, is_stage = torch.cuda.graph_pool_handle(), self._stages is not None
         capture = Capture(pool, self._device, self._decoder.group, is_stage=is_stage)
         sample = self._sample_decoded if self._decoder.is_last_stage else None
+        verify = None if self._draft_steps is None else self._draft_steps.verify
         self._prefill_graphs.warm_up(padding_slot)
         if not decodes:
             self._prefill_graphs.capture(capture, padding_slot, captured)
             return
-        self._decode_graphs.warm_up(self._forward_decode, sample, self._device)
+        self._decode_graphs.warm_up(self._forward_decode, sample, self._device, verify)
         adapted = None if self._shape.adapters is None else partial(self._forward_decode, has_adapters=True)
         if adapted is not None:
             self._decode_graphs.warm_up(adapted, None, self._device)
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
-        self._decode_graphs.capture(self._forward_decode, sample, capture, captured, adapted)
+        self._decode_graphs.capture(self._forward_decode, sample, capture, captured, adapted, verify)
         if self._draft is not None:
             self._draft.capture(capture)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
-        slots = self._decode_slots[: logits.shape[0]]
+        slots = self._rows.slots(logits.shape[0])
         return self._sampling.plain(logits, slots, has_filters=has_filters, advances=True)
 
     def _mixed(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:

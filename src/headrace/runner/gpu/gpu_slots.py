@@ -87,7 +87,6 @@ class GpuSlots:
     def accept(
         self,
         slots: Tensor,
-        starts: Tensor,
         num_rows: Tensor,
         sampled: Tensor,
         flags: Tensor,
@@ -95,11 +94,11 @@ class GpuSlots:
         end_len: Tensor,
         stop_token_ids: Tensor,
     ) -> Tensor:
-        """Append what was sampled [R] as far as it follows the drafts of each slot [S]; returns [3, R] int32."""
-        out = torch.zeros(3, sampled.shape[0], dtype=torch.int32, device=slots.device)
+        """Append what the rows [R] sampled as far as it follows the drafts of their slots; returns the `out` of
+        `accept_drafts`."""
+        out = torch.empty(3, sampled.shape[0], dtype=torch.int32, device=slots.device)
         slot_kernels.accept_drafts(
             slots,
-            starts,
             num_rows,
             sampled,
             flags,

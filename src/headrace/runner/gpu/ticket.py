@@ -46,16 +46,16 @@ class Ticket:
         )
 
     def _verified(self, num_rows: IntArray) -> StepResult:
-        tokens, finished, num_sampled = self.results.numpy().astype(np.int64)
-        num_sampled = num_sampled[: len(self.slots)]
-        starts = np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
-        is_kept = np.arange(len(tokens)) - starts < np.repeat(num_sampled, num_rows)
+        starts, total = np.cumsum(num_rows) - num_rows, int(num_rows.sum())
+        results = self.results.numpy()[:, :total].astype(np.int64)
+        tokens, finished, num_sampled = results[0], results[1, starts], results[2, starts]
+        is_kept = np.arange(total) - np.repeat(starts, num_rows) < np.repeat(num_sampled, num_rows)
         logprobs = None if self.logprobs is None else step_logprobs(self.logprobs)
         return StepResult(
             self.step,
             self.slots,
             tokens[is_kept],
-            finished[: len(self.slots)].astype(np.uint8),
+            finished.astype(np.uint8),
             None if logprobs is None else kept_logprobs(logprobs, np.repeat(self.slots, num_rows), is_kept),
             num_sampled=num_sampled,
         )
