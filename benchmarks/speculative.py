@@ -152,7 +152,10 @@ def _draft_wrongly(llm: LLM, num_tokens: int) -> None:
     """Let every step of every sequence have `num_tokens` drafts that are not accepted."""
     drafting = llm._engine.client._core._scheduler.drafting  # type: ignore[attr-defined]
     drafting.look_up = lambda tokens, wanted: np.full(wanted, 3, np.int32)
-    drafting._lens = lambda slots: np.full(len(slots), num_tokens)
+    drafting._lens = lambda slots: np.full(
+        len(slots), num_tokens if len(slots) <= drafting._speculation.max_seqs else 0
+    )
+    drafting._pays = lambda slots, lens: bool(lens.any())
 
 
 @contextlib.contextmanager

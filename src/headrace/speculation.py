@@ -52,6 +52,7 @@ class Speculation:
     max_rows: int  # of a step that verifies drafts
     free_rows: float  # rows whose computation takes as long as all that a step does once
     draft_cost: float = 0.0  # of drafting one token of each sequence, in steps of one row
+    wait_cost: float = 0.0  # of a step that is not submitted ahead of the one before, likewise
 
     @property
     def drafts_on_device(self) -> bool:

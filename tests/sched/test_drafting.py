@@ -8,9 +8,11 @@ from headrace.types import TokenIds
 from tests.sched.checking_runner import NEVER_SAMPLED, Driver, decode_alone, make_request
 
 
-def driver(*, num_tokens: int = 4, max_seqs: int = 4, free_rows: float = 100.0, num_blocks: int = 64) -> Driver:
+def driver(
+    *, num_tokens: int = 4, max_seqs: int = 4, free_rows: float = 100.0, wait_cost: float = 0.0, num_blocks: int = 64
+) -> Driver:
     config = SpeculativeConfig(method="ngram", num_tokens=num_tokens)
-    speculation = Speculation(config=config, max_seqs=max_seqs, max_rows=64, free_rows=free_rows)
+    speculation = Speculation(config=config, max_seqs=max_seqs, max_rows=64, free_rows=free_rows, wait_cost=wait_cost)
     limits = SchedulerLimits(
         max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128, num_blocks=num_blocks, speculation=speculation
     )
@@ -62,7 +64,7 @@ def test_drafts_become_fewer_where_they_are_rejected_and_are_tried_again_later()
     assert sum(drafted) < 50
 
 
-def test_a_sequence_without_matches_is_mostly_left_in_steps_that_are_submitted_ahead() -> None:
+def test_nothing_waits_for_a_lookup_that_finds_nothing() -> None:
     engine = driver()
     num_lookups = 0
 
@@ -71,8 +73,20 @@ def test_a_sequence_without_matches_is_mostly_left_in_steps_that_are_submitted_a
         num_lookups += 1
         return nothing(tokens, num_tokens)
 
-    assert sum(run(engine, counted, max_tokens=100)) == 0
-    assert num_lookups < 20
+    assert engine.scheduler.drafting is not None
+    engine.scheduler.drafting.look_up = counted
+    engine.add(make_request("0", [1, 2, 3], max_tokens=100))
+    plans = [engine.step(depth=2) for _ in range(100)]
+    assert None not in plans  # each step is submitted while two others are in flight
+    engine.drain()
+    assert 20 < num_lookups < 40
+    engine.check_answers()
+
+
+def test_drafts_that_gain_less_than_a_step_ahead_are_not_made() -> None:
+    """Four drafts at the first acceptance of 0.8 are expected to gain 2.4 tokens; they cost 4 / 101."""
+    assert sum(run(driver(wait_cost=2.3), right, max_tokens=20)) > 0
+    assert sum(run(driver(wait_cost=2.4), right, max_tokens=20)) == 0
 
 
 def test_nothing_is_drafted_for_more_sequences_than_the_limit() -> None:

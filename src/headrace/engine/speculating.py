@@ -11,10 +11,15 @@ from headrace.speculation import Speculation, SpeculativeConfig
 # Rows whose computation takes as long as what a decode step does once, mostly reading the weights. Measured for a CPU,
 # estimated for a GPU: docs/speculative.md.
 CPU_FREE_ROWS = 8.0
-GPU_FREE_ROWS = 128.0
+GPU_FREE_ROWS = 256.0
 CPU_MAX_SEQS = 16
 GPU_MAX_SEQS = 32
 GPU_MAX_ROWS = 256
+# A GPU idles while the host reads what a step with drafts has sampled and prepares the next one. Seconds of that, and
+# of a decode step of one sequence: for its weights, and for each layer beside them. Measured on an H200.
+GPU_WAIT_S = 0.45e-3
+GPU_WEIGHT_S = 2 / 4e12
+GPU_LAYER_S = 25e-6
 
 
 def choose_speculation(
@@ -46,6 +51,7 @@ def choose_speculation(
         max_rows=max_rows,
         free_rows=GPU_FREE_ROWS if on_gpu else CPU_FREE_ROWS,
         draft_cost=_draft_cost(speculative, spec, draft),
+        wait_cost=_gpu_wait_cost(spec) if on_gpu else 0.0,
     )
 
 
@@ -108,3 +114,12 @@ def _draft_cost(speculative: SpeculativeConfig, spec: ModelSpec, draft: ModelSpe
         layers = spec.num_linear_params
         return (head + layers * speculative.num_layers / spec.num_layers) / (head + layers)
     return 0.1 if draft is None else draft.num_params / spec.num_params
+
+
+def _gpu_wait_cost(spec: ModelSpec) -> float:
+    """The time that the GPU idles, as a share of a decode step: little for a large model, much for a small one."""
+    num_weights = spec.num_params
+    if (mixture := spec.mixture) is not None:
+        num_idle = len(mixture.layers) * (mixture.num_experts - mixture.num_chosen)
+        num_weights -= 3 * spec.hidden_size * mixture.expert_size * num_idle
+    return GPU_WAIT_S / (GPU_WEIGHT_S * num_weights + GPU_LAYER_S * spec.num_layers)

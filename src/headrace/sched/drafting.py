@@ -10,12 +10,16 @@ sequence pays if
 
     acceptance ** j  >=  N / (free_rows + N) + draft_cost
 
-where `acceptance` is the share of the sequence's drafts that were accepted, the latest ones weighted most.
+where `acceptance` is the share of the sequence's drafts that were accepted, the latest ones weighted most. What all
+drafts of a step are expected to gain beyond that has to cover `wait_cost` too: a step with drafts is not submitted
+ahead. For the same reason nothing waits for drafts that a lookup would not find: where the last known tokens occurred
+nowhere before, those in flight rarely continue anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +35,18 @@ from headrace.types import StructuredOutputs, TokenIds
 FIRST_ACCEPTANCE = 0.8  # assumed of a sequence until it has drafts of its own
 WEIGHT = 0.2  # of one draft against all before
 FORGETTING = 0.02  # share by which acceptance returns to the first one in a step without drafts: text changes
-MAX_PAUSE = 8  # steps without a lookup, at most, after several lookups that found nothing
+MISSES_PER_PAUSE = 4  # lookups in a row that found nothing, for one more step without a lookup
+MAX_PAUSE = 8  # steps without a lookup, at most
 
 Lookup = Callable[[TokenIds, int], TokenIds]  # (known tokens, most to draft) -> drafted tokens
+
+
+class _Found(NamedTuple):
+    num_known: int  # tokens of the sequence when it was looked up
+    tokens: TokenIds
+
+
+_NOT_LOOKED_UP = _Found(-1, np.empty(0, np.int32))
 
 
 class Drafting:
@@ -46,6 +59,7 @@ class Drafting:
         self.look_up: Lookup = lambda tokens, num_tokens: following_tokens(
             tokens, num_tokens, shortest=config.lookup_min, longest=config.lookup_max
         )
+        self._found = [_NOT_LOOKED_UP] * num_slots
         self._acceptance = np.full(num_slots, FIRST_ACCEPTANCE)
         self._num_misses = np.zeros(num_slots, np.int64)  # lookups in a row that found nothing
         self._pause = np.zeros(num_slots, np.int64)  # decode steps until the next drafts
@@ -65,10 +79,16 @@ class Drafting:
         self._may_draft[slot] = is_known and (outputs is None or outputs.reasoning is None)
         self._acceptance[slot] = FIRST_ACCEPTANCE
         self._num_misses[slot] = self._pause[slot] = 0
+        self._found[slot] = _NOT_LOOKED_UP
 
     def is_due(self, slots: IntArray) -> bool:
-        """Whether any of the decoding slots is to get drafts now."""
-        return 0 < len(slots) <= self._speculation.max_seqs and bool(self._lens(slots).any())
+        """Whether the decoding slots are to get drafts now, by what is known of their tokens."""
+        if not 0 < len(slots) <= self._speculation.max_seqs:
+            return False
+        lens = self._lens(slots)
+        if not self._speculation.drafts_on_device:
+            lens = self._found_lens(slots, lens)
+        return self._pays(slots, lens)
 
     def pass_step(self, slots: IntArray) -> None:
         """A decode step without drafts is planned for these slots."""
@@ -79,31 +99,57 @@ class Drafting:
     def propose(self, slots: IntArray) -> Drafts | None:
         """The drafts of a step that decodes these slots, whose tokens are all known; None if there are none."""
         lens = np.minimum(self._lens(slots), self._slots.end[slots] - self._slots.total[slots] - 1)
-        tokens = None if self._speculation.drafts_on_device else self._looked_up(slots, lens)
+        tokens = None
+        if not self._speculation.drafts_on_device:
+            lens = self._found_lens(slots, lens)
+            if lens.any():
+                found = [
+                    self._found[slot].tokens[:num] for slot, num in zip(slots.tolist(), lens.tolist(), strict=True)
+                ]
+                tokens = np.concatenate(found).astype(np.int64)
+        if not self._pays(slots, lens):
+            lens[:] = 0
         self.pass_step(slots[lens == 0])
         return Drafts(lens, tokens) if lens.any() else None
 
     def _lens(self, slots: IntArray) -> IntArray:
         """How many drafts of each slot pay, by the rule above."""
-        num_seqs, speculation = len(slots), self._speculation
-        least = num_seqs / (speculation.free_rows + num_seqs) + speculation.draft_cost
         acceptance = np.clip(self._acceptance[slots], 0.01, 0.99)
-        lens: IntArray = (np.log(min(least, 1.0)) / np.log(acceptance)).astype(np.int64)
+        lens: IntArray = (np.log(min(self._least(len(slots)), 1.0)) / np.log(acceptance)).astype(np.int64)
         lens[(self._pause[slots] > 0) | ~self._may_draft[slots]] = 0
-        return np.minimum(lens, min(speculation.config.num_tokens, speculation.max_rows // num_seqs - 1))
+        speculation = self._speculation
+        return np.minimum(lens, min(speculation.config.num_tokens, speculation.max_rows // len(slots) - 1))
 
-    def _looked_up(self, slots: IntArray, lens: IntArray) -> IntArray:
-        """The drafted tokens of these slots; shortens `lens` to those that were found."""
-        found = []
-        for index, slot in enumerate(slots.tolist()):
-            if lens[index] == 0:
-                continue
-            tokens = self.look_up(self._slots.known_tokens(slot), int(lens[index]))
-            lens[index] = len(tokens)
-            found.append(tokens)
-            self._num_misses[slot] = 0 if len(tokens) else self._num_misses[slot] + 1
-            self._pause[slot] = min(self._num_misses[slot], MAX_PAUSE)
-        return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+    def _least(self, num_seqs: int) -> float:
+        """The probability with which a draft has to be accepted to pay for itself."""
+        return num_seqs / (self._speculation.free_rows + num_seqs) + self._speculation.draft_cost
+
+    def _pays(self, slots: IntArray, lens: IntArray) -> bool:
+        """Whether what the drafts gain beyond their own cost is worth a step that is not submitted ahead."""
+        if not lens.any():
+            return False
+        acceptance = np.clip(self._acceptance[slots], 0.01, 0.99)
+        accepted = acceptance * (1.0 - acceptance**lens) / (1.0 - acceptance)  # the sum of the powers 1 to lens
+        gain = float(accepted.sum() - self._least(len(slots)) * lens.sum())
+        return gain >= self._speculation.wait_cost * len(slots)
+
+    def _found_lens(self, slots: IntArray, lens: IntArray) -> IntArray:
+        """The same lengths, but of drafts that a lookup found."""
+        return np.array(
+            [
+                min(num, len(self._find(slot))) if num else 0
+                for slot, num in zip(slots.tolist(), lens.tolist(), strict=True)
+            ]
+        )
+
+    def _find(self, slot: int) -> TokenIds:
+        """What may follow the known tokens of a slot. It is looked up once for the same tokens."""
+        tokens = self._slots.known_tokens(slot)
+        if self._found[slot].num_known != len(tokens):
+            self._found[slot] = _Found(len(tokens), self.look_up(tokens, self._speculation.config.num_tokens))
+            self._num_misses[slot] = 0 if len(self._found[slot].tokens) else self._num_misses[slot] + 1
+            self._pause[slot] = min(self._num_misses[slot] // MISSES_PER_PAUSE, MAX_PAUSE)
+        return self._found[slot].tokens
 
     def planned(self, slots: IntArray, drafts: Drafts) -> None:
         self._drafted[slots] = drafts.lens
