@@ -87,6 +87,17 @@ _LFM2_NAMES = {
 # ---- Mamba 2 and what is made of it
 
 
+_MAMBA2_KEYS = frozenset(
+    {
+        "use_bias",
+        "use_conv_bias",
+        "rescale_prenorm_residual",  # of training
+        "time_step_scale",  # of training
+        "norm_before_gate",  # true for Codestral Mamba, but no implementation reads it: the gate always comes first
+    }
+)
+
+
 def _attention_free(config: Config) -> Config:
     """Adds sizes that models with attention state: no layer has attention or an MLP."""
     inner = (config.get("mamba_num_heads") or 0) * (config.get("mamba_head_dim") or 0)
@@ -250,7 +261,8 @@ HYBRIDS = (
         architectures=("Mamba2ForCausalLM",),
         gguf_architectures=("mamba2",),
         traits=traits.mamba2,
-        reads=frozenset({"use_bias", "use_conv_bias", "rescale_prenorm_residual"}),  # the last one is of training
+        reads=_MAMBA2_KEYS,
+        implies={"rms_norm": True},
         renamed={
             "num_heads": "mamba_num_heads",
             "head_dim": "mamba_head_dim",
