@@ -49,6 +49,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 EXPERTS |= {"shared_expert_intermediate_size": 40}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 VISION |= {"num_position_embeddings": 16}
+SIGLIP = {"model_type": "siglip2_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+SIGLIP |= {"num_hidden_layers": 1, "num_patches": 16, "patch_size": 4}
 
 
 def grouped(config: transformers.Mamba2Config) -> transformers.Mamba2ForCausalLM:
@@ -64,6 +66,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**TINY | CONV)),
     "lfm2, biased, width as stated": lambda: transformers.Lfm2ForCausalLM(
         transformers.Lfm2Config(**TINY | CONV, conv_bias=True, conv_L_cache=4, block_auto_adjust_ff_dim=False)
+    ),
+    "lfm2, of a model that takes images": lambda: transformers.Lfm2VlForConditionalGeneration(
+        transformers.Lfm2VlConfig(text_config=TINY | CONV | {"model_type": "lfm2"}, vision_config=SIGLIP)
     ),
     "mamba 2": lambda: grouped(transformers.Mamba2Config(**MAMBA)),
     "mamba 2, biased, tied": lambda: grouped(
@@ -110,6 +115,7 @@ LIKE_OTHERS = {
     "qwen3.5 moe",
     "qwen3.5, of a model that takes images",
     "lfm2, biased, width as stated",
+    "lfm2, of a model that takes images",
 }
 
 

@@ -11,7 +11,7 @@ from headrace.models import hybrid_traits as traits
 from headrace.models.family import Config, Family
 from headrace.models.recurrent_specs import GatedDeltaSpec
 from headrace.models.spec import ModelSpec
-from headrace.models.stored_tensors import Stored
+from headrace.models.stored_tensors import IMAGES, Stored
 
 _MTP = r"mtp\..*"  # heads that predict further tokens
 _IMAGES = r"(model\.)?visual\..*"
@@ -230,8 +230,8 @@ _QWEN3_5_STORED = Stored(
 HYBRIDS = (
     Family(
         name="lfm2",
-        models="LFM2 350M to 2.6B",
-        architectures=("Lfm2ForCausalLM",),
+        models="LFM2 350M to 2.6B, LFM2-VL (the text models)",
+        architectures=("Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"),
         gguf_architectures=("lfm2",),
         traits=traits.lfm2,
         reads=_LFM2_KEYS,
@@ -250,7 +250,7 @@ HYBRIDS = (
             "bos_token_id": 1,
         },
         derived=_lfm2_layers,
-        stored=Stored(names=_LFM2_NAMES),
+        stored=Stored(prefix="language_model.", names=_LFM2_NAMES, leftovers=IMAGES),
         gguf_further={"shortconv.l_cache": "conv_L_cache"},
         gguf_implies={"block_auto_adjust_ff_dim": False},
         gguf_tells=gguf.lfm2_layers,
