@@ -129,7 +129,8 @@ def _mpt_config(**values: Any) -> transformers.MptConfig:
 def _mamba2_config(**values: Any) -> transformers.Mamba2Config:
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id", "pad_token_id")
     names = (*names, "max_position_embeddings")
-    sizes = {"num_heads": 16, "head_dim": 12, "n_groups": 2, "state_size": 16}
+    # One group, since transformers norms several of them together.
+    sizes = {"num_heads": 16, "head_dim": 12, "n_groups": 1, "state_size": 16}
     return transformers.Mamba2Config(**{name: values[name] for name in names}, **sizes)
 
 

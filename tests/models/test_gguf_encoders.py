@@ -44,7 +44,15 @@ def tensors_of(model: transformers.PreTrainedModel, kind: str) -> dict[str, np.n
     return tensors
 
 
-def save(directory: Path, model: transformers.PreTrainedModel, kind: str, **extra: Any) -> str:
+def save(
+    directory: Path,
+    model: transformers.PreTrainedModel,
+    kind: str,
+    *,
+    without: str | None = None,
+    **extra: Any,
+) -> str:
+    """`without` is a tensor to leave out."""
     architecture, offset = ARCHITECTURES[kind], SHAPE["pad_token_id"] + 1 if kind == "xlm-roberta" else 0
     keys = {
         "context_length": SHAPE["max_position_embeddings"] - offset,
@@ -61,7 +69,8 @@ def save(directory: Path, model: transformers.PreTrainedModel, kind: str, **extr
         add(writer, f"{architecture}.{key}", value)
     add_tokenizer(writer, kind)
     for name, tensor in tensors_of(model, kind).items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
+        if name != without:
+            writer.add_tensor(name, np.ascontiguousarray(tensor))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     return str(directory / "model.gguf")
@@ -115,14 +124,22 @@ def test_embeddings_of_a_file_equal_transformers(kind: str, pooling: str, number
         np.testing.assert_allclose(output.embedding, expected.numpy(), **CLOSE)
 
 
+HEADS = {"modernbert": {"classifier_pooling": "mean"}}
+RANK = 4  # of llama.cpp's pooling types
+
+
 @pytest.mark.parametrize("num_labels", [1, 3])
-def test_classifiers_of_a_file_equal_transformers(num_labels: int, tmp_path: Path) -> None:
-    model = save_encoder(tmp_path / "model", "xlm-roberta", "ForSequenceClassification", num_labels=num_labels)
+@pytest.mark.parametrize("kind", ["xlm-roberta", "modernbert"])
+def test_classifiers_of_a_file_equal_transformers(kind: str, num_labels: int, tmp_path: Path) -> None:
+    more = {"num_labels": num_labels, **HEADS.get(kind, {})}
+    model = save_encoder(tmp_path / "model", kind, "ForSequenceClassification", **more)
     labels = [f"label {index}" for index in range(num_labels)]
-    path = save(tmp_path, model, "xlm-roberta", **{"classifier.output_labels": labels})
+    stated = EXTRA.get(kind, {}) | {"classifier.output_labels": labels, "pooling_type": RANK}
+    path = save(tmp_path, model, kind, **stated)
+    texts = SIGNS if kind == "modernbert" else TEXTS
     with LLM(path) as llm:
-        found = llm.classify(TEXTS, pooling_params=PoolingParams(use_activation=False))
-        scores = llm.score(TEXTS[0], TEXTS[1:]) if num_labels == 1 else []
+        found = llm.classify(texts, pooling_params=PoolingParams(use_activation=False))
+        scores = llm.score(texts[0], texts[1:]) if num_labels == 1 else []
     assert found[0].outputs.label in labels
     for output in found:
         with torch.inference_mode():
@@ -131,7 +148,8 @@ def test_classifiers_of_a_file_equal_transformers(num_labels: int, tmp_path: Pat
     for score in scores:
         with torch.inference_mode():
             expected = model(torch.tensor([score.prompt_token_ids])).logits[0].sigmoid()
-        assert list(score.prompt_token_ids).count(2) == 3  # the end token is twice between two texts
+        # XLM-RoBERTa's end token is twice between two texts.
+        assert list(score.prompt_token_ids).count(2) == (3 if kind == "xlm-roberta" else 2)
         assert score.outputs.score == pytest.approx(float(expected), abs=1e-5)  # type: ignore[union-attr]
 
 
@@ -150,5 +168,13 @@ def test_what_would_be_computed_wrongly_is_refused(extra: dict[str, Any], messag
 
 def test_a_classifier_of_bert_is_refused_since_its_pooler_is_missing(tmp_path: Path) -> None:
     model = save_encoder(tmp_path / "model", "bert", "ForSequenceClassification", num_labels=1)
-    with pytest.raises(UnsupportedModelError, match="a classifier of bert in a GGUF file"):
+    with pytest.raises(UnsupportedModelError, match=r"a classifier of bert in a GGUF file.*pooler"):
         open_checkpoint(save(tmp_path, model, "bert"))
+
+
+def test_a_classifier_of_modernbert_is_refused_if_its_norm_is_missing(tmp_path: Path) -> None:
+    more = {"num_labels": 1, "classifier_pooling": "mean"}
+    model = save_encoder(tmp_path / "model", "modernbert", "ForSequenceClassification", **more)
+    path = save(tmp_path, model, "modernbert", without="cls.norm.weight", **EXTRA["modernbert"])
+    with pytest.raises(UnsupportedModelError, match="a classifier of modernbert without"):
+        open_checkpoint(path)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHRMSNormGated
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import Decoder
@@ -48,14 +49,29 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 EXPERTS |= {"shared_expert_intermediate_size": 40}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 VISION |= {"num_position_embeddings": 16}
+SIGLIP = {"model_type": "siglip2_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+SIGLIP |= {"num_hidden_layers": 1, "num_patches": 16, "patch_size": 4}
+
+
+def grouped(config: transformers.Mamba2Config) -> transformers.Mamba2ForCausalLM:
+    """Builds a Mamba 2 that norms each group of heads, as mamba_ssm does; transformers norms all of them together."""
+    model = transformers.Mamba2ForCausalLM(config)
+    size = config.num_heads * config.head_dim
+    for layer in model.backbone.layers:
+        layer.mixer.norm = NemotronHRMSNormGated(size, size // config.n_groups, eps=config.layer_norm_epsilon)
+    return model
+
 
 MODELS: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**TINY | CONV)),
     "lfm2, biased, width as stated": lambda: transformers.Lfm2ForCausalLM(
         transformers.Lfm2Config(**TINY | CONV, conv_bias=True, conv_L_cache=4, block_auto_adjust_ff_dim=False)
     ),
-    "mamba 2": lambda: transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**MAMBA)),
-    "mamba 2, biased, tied": lambda: transformers.Mamba2ForCausalLM(
+    "lfm2, of a model that takes images": lambda: transformers.Lfm2VlForConditionalGeneration(
+        transformers.Lfm2VlConfig(text_config=TINY | CONV | {"model_type": "lfm2"}, vision_config=SIGLIP)
+    ),
+    "mamba 2": lambda: grouped(transformers.Mamba2Config(**MAMBA)),
+    "mamba 2, biased, tied": lambda: grouped(
         transformers.Mamba2Config(**MAMBA, use_bias=True, use_conv_bias=False, tie_word_embeddings=True)
     ),
     "falcon-h1": lambda: transformers.FalconH1ForCausalLM(transformers.FalconH1Config(**TINY, **FALCON, **MULTIPLIERS)),
@@ -99,6 +115,7 @@ LIKE_OTHERS = {
     "qwen3.5 moe",
     "qwen3.5, of a model that takes images",
     "lfm2, biased, width as stated",
+    "lfm2, of a model that takes images",
 }
 
 

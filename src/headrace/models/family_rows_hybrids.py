@@ -11,7 +11,7 @@ from headrace.models import hybrid_traits as traits
 from headrace.models.family import Config, Family
 from headrace.models.recurrent_specs import GatedDeltaSpec
 from headrace.models.spec import ModelSpec
-from headrace.models.stored_tensors import Stored
+from headrace.models.stored_tensors import IMAGES, Stored
 
 _MTP = r"mtp\..*"  # heads that predict further tokens
 _IMAGES = r"(model\.)?visual\..*"
@@ -85,6 +85,17 @@ _LFM2_NAMES = {
 
 
 # ---- Mamba 2 and what is made of it
+
+
+_MAMBA2_KEYS = frozenset(
+    {
+        "use_bias",
+        "use_conv_bias",
+        "rescale_prenorm_residual",  # of training
+        "time_step_scale",  # of training
+        "norm_before_gate",  # true for Codestral Mamba, but no implementation reads it: the gate always comes first
+    }
+)
 
 
 def _attention_free(config: Config) -> Config:
@@ -219,8 +230,8 @@ _QWEN3_5_STORED = Stored(
 HYBRIDS = (
     Family(
         name="lfm2",
-        models="LFM2 350M to 2.6B",
-        architectures=("Lfm2ForCausalLM",),
+        models="LFM2 350M to 2.6B, LFM2-VL (the text models)",
+        architectures=("Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"),
         gguf_architectures=("lfm2",),
         traits=traits.lfm2,
         reads=_LFM2_KEYS,
@@ -239,7 +250,7 @@ HYBRIDS = (
             "bos_token_id": 1,
         },
         derived=_lfm2_layers,
-        stored=Stored(names=_LFM2_NAMES),
+        stored=Stored(prefix="language_model.", names=_LFM2_NAMES, leftovers=IMAGES),
         gguf_further={"shortconv.l_cache": "conv_L_cache"},
         gguf_implies={"block_auto_adjust_ff_dim": False},
         gguf_tells=gguf.lfm2_layers,
@@ -250,7 +261,8 @@ HYBRIDS = (
         architectures=("Mamba2ForCausalLM",),
         gguf_architectures=("mamba2",),
         traits=traits.mamba2,
-        reads=frozenset({"use_bias", "use_conv_bias", "rescale_prenorm_residual"}),  # the last one is of training
+        reads=_MAMBA2_KEYS,
+        implies={"rms_norm": True},
         renamed={
             "num_heads": "mamba_num_heads",
             "head_dim": "mamba_head_dim",

@@ -2,6 +2,7 @@
 
 Files of BERT's relatives share one architecture; the kind of tokenizer tells them apart. Their tables of positions
 start at the first position that is used. A BERT's classifier is refused: llama.cpp's converter leaves out its pooler.
+llama.cpp applies the classifier to what the pooler would read, so its scores from such a file are not the model's.
 """
 
 from __future__ import annotations
@@ -59,11 +60,9 @@ def read_encoder(metadata: Metadata, shapes: Mapping[str, Shape], *, dtype: str)
     family = _family(metadata, architecture)
     config = _common(values, shapes) | (_modern_bert(values) if architecture == _MODERN_BERT else {"pad_token_id": -1})
     spec = replace(encoder_spec(family, config), dtype=dtype)
-    is_classifier = _is_classifier(family, shapes)
-    named = f"{family.base}{'ForSequenceClassification' if is_classifier else 'Model'}"
-    labels = _labels(values, shapes) if is_classifier else {}
-    modules = None if is_classifier else _modules(values)
-    return GgufEncoder(family, spec, {"architectures": [named], "id2label": labels}, modules)
+    if "cls.output.weight" not in shapes:
+        return GgufEncoder(family, spec, {"architectures": [f"{family.base}Model"]}, _modules(values))
+    return GgufEncoder(family, spec, _classifier(family, values, shapes), None)
 
 
 def _family(metadata: Metadata, architecture: str) -> EncoderFamily:
@@ -102,12 +101,28 @@ def _modern_bert(values: Metadata) -> dict[str, Any]:
     }
 
 
-def _is_classifier(family: EncoderFamily, shapes: Mapping[str, Shape]) -> bool:
-    if "cls.output.weight" not in shapes:
-        return False
-    if family.name not in ("xlm-roberta", "roberta") or "cls.weight" not in shapes:
-        raise UnsupportedModelError(f"a classifier of {family.name} in a GGUF file is not supported; use safetensors")
-    return True
+def _classifier(family: EncoderFamily, values: Metadata, shapes: Mapping[str, Shape]) -> Config:
+    """What config.json would say of the head. Files do not state how a ModernBERT pools and what its activation is:
+    it is the mean, and GELU, as in llama.cpp."""
+    if family.name == "bert":
+        raise UnsupportedModelError(
+            "a classifier of bert in a GGUF file is not supported: llama.cpp's converter leaves out its pooler, and "
+            "scores would be wrong without it; use the model's safetensors"
+        )
+    needed = ("cls.weight", "cls.norm.weight") if family.name == "modernbert" else ("cls.weight",)
+    missing = [name for name in needed if name not in shapes]
+    if missing:
+        raise UnsupportedModelError(
+            f"the GGUF file has a classifier of {family.name} without {missing[0]!r}, and scores would be wrong "
+            "without it; use the model's safetensors"
+        )
+    return {
+        "architectures": [f"{family.base}ForSequenceClassification"],
+        "id2label": _labels(values, shapes),
+        "classifier_pooling": "mean",
+        "classifier_bias": "cls.bias" in shapes,
+        "norm_bias": "cls.norm.bias" in shapes,
+    }
 
 
 def _labels(values: Metadata, shapes: Mapping[str, Shape]) -> dict[str, str]:

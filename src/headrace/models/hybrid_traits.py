@@ -61,6 +61,7 @@ def mamba2(config: Config) -> Traits:
             has_bias=biased,
             has_output_bias=biased,
             norm="gate_first",
+            norms_groups=True,  # as mamba_ssm, vLLM and llama.cpp do; transformers norms all groups together
         ),
     }
 

@@ -31,7 +31,12 @@ _OUTER = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
-_OUTSIDE_ENCODER = {"token_types": "model.embed_types", "cls": "head.0", "cls.output": "head.1"}
+_OUTSIDE_ENCODER = {
+    "token_types": "model.embed_types",
+    "cls": "head.0",
+    "cls.norm": "head.0.norm",
+    "cls.output": "head.1",
+}
 # Stacks of the matrices between the streams of Gemma 3n.
 OF_STREAMS = {
     "altup_proj.weight": "model.altup_projections.*.weight",
