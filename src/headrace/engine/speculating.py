@@ -17,7 +17,7 @@ GPU_MAX_SEQS = 32
 GPU_MAX_ROWS = 256
 # A GPU idles while the host reads what a step with drafts has sampled and prepares the next one. Seconds of that, and
 # of a decode step of one sequence: for its weights, and for each layer beside them. Measured on an H200.
-GPU_WAIT_S = 0.45e-3
+GPU_WAIT_S = 0.8e-3
 GPU_WEIGHT_S = 2 / 4e12
 GPU_LAYER_S = 25e-6
 

@@ -34,7 +34,7 @@ from headrace.types import StructuredOutputs, TokenIds
 
 FIRST_ACCEPTANCE = 0.8  # assumed of a sequence until it has drafts of its own
 WEIGHT = 0.2  # of one draft against all before
-FORGETTING = 0.02  # share by which acceptance returns to the first one in a step without drafts: text changes
+FORGETTING = 0.01  # share by which acceptance returns to the first one in a step without drafts: text changes
 MISSES_PER_PAUSE = 4  # lookups in a row that found nothing, for one more step without a lookup
 MAX_PAUSE = 8  # steps without a lookup, at most
 
