@@ -1,31 +1,40 @@
 """Which part of FP8 costs how much: perplexity of the default model with FP8 rounding of some parts, on a CPU.
 
     python benchmarks/fp8_parts.py --json benchmarks/results/fp8-parts-cpu.json
+    python benchmarks/fp8_parts.py --keys --windows 8 --data docs --json benchmarks/results/fp8-keys-cpu.json
 
 Sums are in float32 and everything else is unrounded, so a row has the cost of its own rounding alone. The text is that
-of `accuracy.py`.
+of `accuracy.py`. Differences of perplexity have the standard error of the mean difference of a token's logarithm. The
+divergence (Kullback-Leibler, from the unrounded model, in nats per token) has ten times less noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from about import commit, cpu_name
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.quantized import dequantize, quantize_fp8, quantize_int8
+from headrace.kernels.quantized import BLOCK_LEN, FP8, dequantize, quantize_fp8, quantize_groups_fp8, quantize_int8
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
 from headrace.models.quantized import kept_in_16_bits
 from headrace.models.weights.reader import WeightReader
 from headrace.quantize.calibrate import record_inputs
-from headrace.quantize.evaluate import embedded_text, score, windows_of
+from headrace.quantize.compensation import compensated_fp8
+from headrace.quantize.evaluate import embedded_text, prefill, windows_of
 from headrace.text import load_tokenizer
 
 PARTS = ("qkv", "output", "up", "down")
@@ -44,6 +53,11 @@ class Variant:
     keys: bool = False
     values: bool = False
     is_int8: bool = False
+    key_rotation: str = "none"  # of queries and keys after RoPE, one of ROTATIONS
+    key_scale: float = 1.0  # keys are multiplied by it before rounding
+    value_scale: float = 1.0
+    is_compensated: bool = False  # weights rounded with error compensation (GPTQ)
+    has_input_groups: bool = False  # a scale per 128 inputs of a token instead of one
 
 
 def fp8_rows(x: Tensor) -> Tensor:
@@ -54,21 +68,48 @@ def int8_rows(x: Tensor) -> Tensor:
     return dequantize(quantize_int8(x))
 
 
+def fp8_groups(x: Tensor) -> Tensor:
+    values, scales = quantize_groups_fp8(x)
+    return values.float() * scales.repeat_interleave(BLOCK_LEN, 1)[:, : x.shape[1]]
+
+
+@cache
+def hadamard(size: int) -> Tensor:
+    """Returns the orthonormal Hadamard matrix, [size, size]; the size is a power of two."""
+    if size == 1:
+        return torch.ones(1, 1)
+    return torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard(size // 2)) / math.sqrt(2)
+
+
+ROTATIONS: dict[str, Callable[[int], Tensor]] = {  # orthonormal matrices of a head's dimensions
+    "none": torch.eye,
+    "whole": hadamard,
+    "halves": lambda dim: torch.block_diag(hadamard(dim // 2), hadamard(dim // 2)),
+    "blocks of 16": lambda dim: torch.block_diag(*[hadamard(16)] * (dim // 16)),
+    "pairs": lambda dim: torch.kron(hadamard(2), torch.eye(dim // 2)),  # the two dimensions that RoPE rotates together
+}
+
+
 @dataclass(frozen=True)
 class Linear:
     """A linear layer that remembers its weight, and may round its input."""
 
     weight: Tensor
     packed: ops.PackedLinear
+    compensated: Tensor | None = None  # the weight, rounded with error compensation
     round_input: Rounding | None = None
     takes_fp8 = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.packed(x if self.round_input is None else self.round_input(x))
 
-    def rounded(self, rounding: Rounding, *, weight: bool, inputs: bool) -> Linear:
-        packed = ops.pack_linear(rounding(self.weight)) if weight else self.packed
-        return Linear(self.weight, packed, rounding if inputs else None)
+    def rounded(self, round_weight: Rounding | None, round_input: Rounding | None) -> Linear:
+        packed = self.packed if round_weight is None else ops.pack_linear(round_weight(self.weight))
+        return replace(self, packed=packed, round_input=round_input)
+
+    def with_compensated(self) -> Linear:
+        assert self.compensated is not None
+        return replace(self, packed=ops.pack_linear(self.compensated))
 
 
 def load(model: str) -> Decoder:
@@ -102,7 +143,11 @@ def rounded_layer(variant: Variant, layer: Layer) -> Layer:
 
     def rounded(owner: Any, part: str) -> Linear:
         linear: Linear = getattr(owner, part)
-        return linear.rounded(rounding, weight=part in variant.weights, inputs=part in variant.inputs)
+        is_compensated = variant.is_compensated and part in variant.weights
+        of_weight = rounding if part in variant.weights and not is_compensated else None
+        of_input = fp8_groups if variant.has_input_groups else rounding
+        found = linear.rounded(of_weight, of_input if part in variant.inputs else None)
+        return replace(found, packed=linear.with_compensated().packed) if is_compensated else found
 
     attention, mlp = layer.mixer, layer.mlp
     return replace(
@@ -112,24 +157,106 @@ def rounded_layer(variant: Variant, layer: Layer) -> Layer:
     )
 
 
+def with_compensated(decoder: Decoder, windows: Tensor) -> Decoder:
+    """Rounds all weights with error compensation too, on these windows of text."""
+    inputs = record_inputs(decoder, windows, has_moments=True)
+
+    def added(owner: Any, part: str, index: int) -> Linear:
+        linear: Linear = getattr(owner, part)
+        moments = getattr(inputs[index], part).moments
+        return replace(linear, compensated=dequantize(compensated_fp8(linear.weight, moments)))
+
+    def of(index: int, layer: Layer) -> Layer:
+        attention, mlp = layer.mixer, layer.mlp
+        return replace(
+            layer,
+            mixer=replace(attention, qkv=added(attention, "qkv", index), output=added(attention, "output", index)),
+            mlp=replace(mlp, up=added(mlp, "up", index), down=added(mlp, "down", index)),
+        )
+
+    return replace(decoder, layers=tuple(of(index, layer) for index, layer in enumerate(decoder.layers)))
+
+
 def patched_store(variant: Variant, store: Any) -> Any:
     def rope_and_store(qkv: Tensor, layout: Any, cos_sin: Tensor, cache: Any, *arguments: Any) -> Tensor:
         q: Tensor = store(qkv, layout, cos_sin, cache, *arguments)
-        for part, is_rounded in ((cache.keys, variant.keys), (cache.values, variant.values)):
-            if is_rounded:
-                part.copy_(part.to(torch.float8_e4m3fn).float())
+        if variant.keys:
+            rotation = ROTATIONS[variant.key_rotation](q.shape[-1])
+            q = q @ rotation
+            cache.keys.copy_(fp8(cache.keys @ rotation, variant.key_scale))
+        if variant.values:
+            cache.values.copy_(fp8(cache.values, variant.value_scale))
         return q
 
     return rope_and_store
 
 
-def perplexity(variant: Variant, decoder: Decoder, windows: Tensor) -> float:
+def fp8(x: Tensor, scale: float) -> Tensor:
+    return (x * scale).to(FP8).float() / scale
+
+
+def log_probabilities(variant: Variant, decoder: Decoder, windows: Tensor) -> list[Tensor]:
+    """Returns those of all tokens after each token of a window but its last, [window_len - 1, vocabulary] a window."""
     store = ops.rope_and_store
     ops.rope_and_store = patched_store(variant, store)
+    rounded = applied(variant, decoder)
     try:
-        return score(applied(variant, decoder), windows).perplexity
+        with torch.inference_mode():
+            return [torch.log_softmax(rounded.logits(prefill(rounded, ids)[:-1]).float(), -1) for ids in windows]
     finally:
         ops.rope_and_store = store
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a variant costs, against the unrounded model."""
+
+    perplexity: float
+    change: float  # relative
+    change_error: float  # standard error of `change`
+    divergence: float  # nats per token
+    divergence_error: float
+
+    @classmethod
+    def of(cls, found: list[Tensor], plain: list[Tensor], windows: Tensor) -> Cost:
+        chosen = [one.gather(1, ids[1:].long()[:, None]) for one, ids in zip(found, windows, strict=True)]
+        before = [one.gather(1, ids[1:].long()[:, None]) for one, ids in zip(plain, windows, strict=True)]
+        more = torch.cat(before) - torch.cat(chosen)
+        pairs = zip(found, plain, strict=True)
+        apart = torch.cat([(other.exp() * (other - one)).sum(-1) for one, other in pairs])
+        return cls(
+            perplexity=math.exp(-float(torch.cat(chosen).mean())),
+            change=math.expm1(float(more.mean())),
+            change_error=float(more.std()) / math.sqrt(more.numel()),
+            divergence=float(apart.mean()),
+            divergence_error=float(apart.std()) / math.sqrt(apart.numel()),
+        )
+
+
+def key_variants(num_layers: int) -> dict[str, Variant]:
+    """What lowers the cost of keys in FP8, and of all parts together, with the down projections kept that Headrace
+    keeps."""
+    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(num_layers))
+    both = Variant(EVERY, EVERY, plain_downs=kept)
+    found = {
+        "keys": Variant(keys=True),
+        "values": Variant(values=True),
+        "keys, times 16": Variant(keys=True, key_scale=16.0),
+        "values, times 16": Variant(values=True, value_scale=16.0),
+    }
+    for name in ROTATIONS:
+        if name != "none":
+            found[f"keys, rotated: {name}"] = Variant(keys=True, key_rotation=name)
+    compensated = replace(both, is_compensated=True)
+    cases = {"weights and activations": both, "compensated weights and activations": compensated}
+    for name, case in cases.items():
+        found[name] = case
+        found[f"{name}, cache"] = replace(case, keys=True, values=True)
+        found[f"{name}, cache rotated: halves"] = replace(case, keys=True, values=True, key_rotation="halves")
+    found["compensated weights"] = replace(compensated, inputs=frozenset())
+    found["activations"] = replace(both, weights=frozenset())
+    found["activations, a scale per 128 inputs"] = replace(both, weights=frozenset(), has_input_groups=True)
+    return found
 
 
 def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
@@ -170,12 +297,12 @@ def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
 
 def loudest_layers(decoder: Decoder, windows: Tensor) -> list[int]:
     """Prints and returns the layers in order of the largest input of their down projection."""
-    inputs = record_inputs(decoder, windows[:1, :256])
-    largest = [float(each.down.largest.max()) for each in inputs]
-    typical = [float(each.down.sample().abs().median()) for each in inputs]
-    order = sorted(range(len(largest)), key=lambda index: -largest[index] / typical[index])
+    inputs = record_inputs(decoder, windows[:1, :256], has_moments=True)
+    largest = {index: float(each.down.largest.max()) for index, each in inputs.items()}
+    typical = {index: math.sqrt(float(each.down.moments.diagonal().mean()) / 256) for index, each in inputs.items()}
+    order = sorted(largest, key=lambda index: -largest[index] / typical[index])
     for index in order[:6]:
-        print(f"layer {index}: largest input of down {largest[index]:.1f}, median {typical[index]:.4f}", flush=True)
+        print(f"layer {index}: largest input of down {largest[index]:.1f}, RMS {typical[index]:.4f}", flush=True)
     return order
 
 
@@ -185,21 +312,46 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--window-len", type=int, default=1024)
     parser.add_argument("--only", nargs="*", help="names of rows; default: all")
+    parser.add_argument("--keys", action="store_true", help="the rows about keys, and about all parts together")
+    parser.add_argument("--data", type=Path, help="folder of Markdown files for error compensation, needed by --keys")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     decoder = load(given.model)
-    ids = load_tokenizer(open_checkpoint(given.model).text).encode(embedded_text()[:80_000])
-    windows = windows_of(ids, given.windows, given.window_len)
-    chosen = variants(decoder, loudest_layers(decoder, windows))
+    tokenizer = load_tokenizer(open_checkpoint(given.model).text)
+    windows = windows_of(tokenizer.encode(embedded_text()[:80_000]), given.windows, given.window_len)
+    if given.keys:
+        text = "\n".join(path.read_text() for path in sorted(given.data.glob("*.md")))
+        decoder = with_compensated(decoder, windows_of(tokenizer.encode(text[:120_000]), 16))
+        chosen = key_variants(decoder.spec.num_layers)
+    else:
+        chosen = variants(decoder, loudest_layers(decoder, windows))
     if given.only:
-        chosen = {name: chosen[name] for name in ("nothing", *given.only)}
-    found: dict[str, float] = {}
+        chosen = {name: chosen[name] for name in given.only}
+    plain = log_probabilities(Variant(), decoder, windows)
+    found: dict[str, Cost] = {}
     for name, variant in chosen.items():
-        found[name] = perplexity(variant, decoder, windows)
-        print(f"{name:36} {found[name]:8.4f} {found[name] / found['nothing'] - 1:+8.2%}", flush=True)
+        found[name] = cost = Cost.of(log_probabilities(variant, decoder, windows), plain, windows)
+        print(
+            f"{name:66} {cost.perplexity:8.4f} {cost.change:+7.2%} +- {cost.change_error:.2%}, "
+            f"divergence {cost.divergence:.5f} +- {cost.divergence_error:.5f}",
+            flush=True,
+        )
         if given.json:
-            record = {"model": given.model, "num_tokens": windows.numel(), "perplexity": found}
-            given.json.write_text(json.dumps(record, indent=1) + "\n")
+            given.json.write_text(json.dumps(record_of(given.model, windows, found), indent=1) + "\n")
+
+
+def record_of(model: str, windows: Tensor, found: dict[str, Cost]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "command": "python benchmarks/fp8_parts.py " + " ".join(sys.argv[1:]),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "cpu": cpu_name(),
+        "num_windows": windows.shape[0],
+        "window_len": windows.shape[1],
+        "costs": {name: {key: round(value, 6) for key, value in vars(cost).items()} for name, cost in found.items()},
+    }
 
 
 if __name__ == "__main__":

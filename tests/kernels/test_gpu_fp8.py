@@ -7,7 +7,7 @@ import torch
 
 from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Splits
-from tests.kernels.places import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
+from tests.kernels.places import INTERPRETERS, SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
 
 ROUNDING = 0.02  # of e4m3: two kernels that differ in the last bit of a sum may round to different FP8 values
 
@@ -105,6 +105,59 @@ def test_a_cache_in_fp8_is_written_as_by_its_reference(
     assert relative_error(ours.keys, theirs.keys) < ROUNDING
     assert torch.equal(ours.values.float(), theirs.values.float())
     assert ours.values.float().abs().max() == reference.FP8_MAX
+
+
+@cases(
+    "num_heads num_kv_heads head_dim",
+    gpu=SHAPES,
+    interpreted=[*SMALL_SHAPES, (2, 2, 80)],
+)
+def test_queries_and_keys_for_a_cache_in_fp8_are_mixed_as_by_their_reference(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """Compares the keys beside the queries too, which fresh prefills read."""
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1, 5], [33, 64], 16)
+    qkv = place.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(128, head_dim, device=place.device)
+    cache = make_fp8_cache(place, num_blocks, num_kv_heads, head_dim)
+    swapped = qkv.unflatten(1, (-1, head_dim)).clone()  # with keys for queries
+    swapped[:, :num_kv_heads] = swapped[:, num_heads : num_heads + num_kv_heads]
+    expected, keys = (
+        reference.rope_and_store(x, layout, cos_sin, cache, num_heads, num_kv_heads, None, None, 1e-6)
+        for x in (qkv.clone(), swapped.flatten(1))
+    )
+    found = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, None, None, 1e-6)
+    found_keys = qkv.unflatten(1, (-1, head_dim))[:, num_heads : num_heads + num_kv_heads]
+    assert relative_error(found, expected) < place.error
+    assert relative_error(found_keys, keys[:, :num_kv_heads]) < place.error
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
+def test_mixing_queries_and_keys_leaves_scores_as_they_are(head_dim: int) -> None:
+    layout, num_blocks = make_layout(INTERPRETERS[-1], [4], [4], 16)
+    qkv, cos_sin = torch.randn(layout.num_tokens, 3 * head_dim), torch.randn(128, head_dim)
+    scores = []
+    for dtype in (torch.float32, torch.float8_e4m3fn):
+        cache = reference.allocate_cache(num_blocks, 16, 1, head_dim, dtype, torch.device("cpu"))
+        q = reference.rope_and_store(qkv.clone(), layout, cos_sin, cache, 1, 1, None, None, 1e-6)
+        keys = cache.keys.float().flatten(0, 2)[layout.slot_mapping]
+        scores.append(q[:, 0] @ keys.t())
+    assert relative_error(scores[1], scores[0]) < 0.05
+
+
+@pytest.mark.parametrize(("head_dim", "length"), [(8, 4), (64, 32), (80, 8), (96, 16), (128, 64)])
+def test_a_large_dimension_of_a_key_is_spread_over_its_half(head_dim: int, length: int) -> None:
+    layout, num_blocks = make_layout(INTERPRETERS[-1], [1], [1], 16)
+    qkv = torch.zeros(1, 3 * head_dim)
+    qkv[0, head_dim] = 8.0  # of the key, after one head of queries
+    cos_sin = torch.cat((torch.ones(4, head_dim // 2), torch.zeros(4, head_dim // 2)), dim=1)  # turns by no angle
+    cache = reference.allocate_cache(num_blocks, 16, 1, head_dim, torch.float8_e4m3fn, torch.device("cpu"))
+    reference.rope_and_store(qkv, layout, cos_sin, cache, 1, 1, None, None, 1e-6)
+    key = cache.keys.float().flatten(0, 2)[int(layout.slot_mapping[0])]
+    assert relative_error(key[:length], torch.full((length,), 8.0 * length**-0.5)) < 0.07
+    assert not key[length:].any()
 
 
 @cases(

@@ -42,6 +42,7 @@ def rope_and_store(
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
+            HADAMARD_PASSES=cache.hadamard_len.bit_length() - 1,
             num_warps=1,
             **dependent_launch(qkv.device),
         )
@@ -110,6 +111,21 @@ def _rotated(
 
 
 @triton.jit
+def _mixed(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, PASSES: tl.constexpr):  # [ROWS, WIDTH]
+    """Multiplies each 2 ** PASSES neighbouring columns with the Hadamard matrix of ones and minus ones: in each pass,
+    sums of neighbours go to the first half of these columns and differences to the second."""
+    if PASSES:
+        LEN: tl.constexpr = 1 << PASSES
+        groups = tl.reshape(x, (ROWS * WIDTH // LEN, LEN))
+        for _ in tl.static_range(PASSES):
+            left, right = tl.split(tl.reshape(groups, (ROWS * WIDTH // LEN, LEN // 2, 2)))
+            pairs = tl.permute(tl.join(left + right, left - right), (0, 2, 1))
+            groups = tl.reshape(pairs, (ROWS * WIDTH // LEN, LEN))
+        x = tl.reshape(groups, (ROWS, WIDTH))
+    return x
+
+
+@triton.jit
 def _rope_and_store(
     qkv,
     positions,
@@ -128,6 +144,7 @@ def _rope_and_store(
     HALF_BLOCK: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    HADAMARD_PASSES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     """Computes one kv head of one token, and the query heads that share it."""
@@ -139,10 +156,15 @@ def _rope_and_store(
     angles = cos_sin + tl.load(positions + token) * HEAD_DIM
     cos = tl.load(angles + dims, mask=dims < half, other=0.0)
     sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
+    if HADAMARD_PASSES:  # makes the matrix orthonormal: see `LayerCache.hadamard_len`
+        cos *= 0.5 ** (HADAMARD_PASSES / 2)
+        sin *= 0.5 ** (HADAMARD_PASSES / 2)
 
     line = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     query = line + head * group * HEAD_DIM
     first, second, inside = _rotated(query, q_norm, cos, sin, dims, eps, group, GROUP_BLOCK, HEAD_DIM, HAS_Q_NORM)
+    first = _mixed(first, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
+    second = _mixed(second, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
     at = query + tl.arange(0, GROUP_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
@@ -152,6 +174,8 @@ def _rope_and_store(
     place = ((slot // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims[None, :]
     key = line + (NUM_HEADS + head) * HEAD_DIM
     first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
+    first = _mixed(first, 1, HALF_BLOCK, HADAMARD_PASSES)
+    second = _mixed(second, 1, HALF_BLOCK, HADAMARD_PASSES)
     tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)
     tl.store(keys + place + half, second.to(keys.dtype.element_ty), mask=inside)
     at = key + tl.arange(0, 1)[:, None] * HEAD_DIM + dims[None, :]

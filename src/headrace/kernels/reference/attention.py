@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -33,10 +34,9 @@ def rope_and_store(
         k = rms_norm(k, k_norm, eps)
     angles = cos_sin.index_select(0, layout.positions).unsqueeze(1)  # [T, 1, D]
     blocks, offsets = layout.slot_mapping // cache.block_size, layout.slot_mapping % cache.block_size
-    k = _rotate(k, angles)
-    _store(cache.keys, blocks, offsets, k)
+    _store(cache.keys, blocks, offsets, _rotate(k, angles, cache.hadamard_len))
     _store(cache.values, blocks, offsets, v)
-    return _rotate(q, angles)
+    return _rotate(q, angles, cache.hadamard_len)
 
 
 def rope_and_store_latent(
@@ -73,10 +73,20 @@ def _store(side: Tensor, blocks: Tensor, offsets: Tensor, x: Tensor) -> None:
         side[blocks, :, offsets] = x
 
 
-def _rotate(x: Tensor, angles: Tensor) -> Tensor:  # [T, heads, D], [T, 1, D] -> [T, heads, D]
+def _rotate(x: Tensor, angles: Tensor, hadamard_len: int = 1) -> Tensor:  # [T, heads, D], [T, 1, D] -> [T, heads, D]
     cos, sin = angles.chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return _mix(rotated, hadamard_len).to(x.dtype)
+
+
+def _mix(x: Tensor, length: int) -> Tensor:  # [..., D]
+    """Multiplies each `length` neighbouring dimensions with the orthonormal Hadamard matrix."""
+    matrix = torch.ones((1, 1), device=x.device)
+    for _ in range(length.bit_length() - 1):
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    blocks: Tensor = x.unflatten(-1, (-1, length))  # [..., D / length, length]
+    return (blocks @ matrix / math.sqrt(length)).flatten(-2)
 
 
 def paged_attention(
