@@ -112,15 +112,15 @@ def _rotated(
 
 @triton.jit
 def _mixed(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, PASSES: tl.constexpr):  # [ROWS, WIDTH]
-    """Multiplies each 2 ** PASSES neighbouring columns with the Hadamard matrix of ones and minus ones: in each pass,
-    sums of neighbours go to the first half of these columns and differences to the second."""
+    """Multiplies each 2 ** PASSES neighbouring columns with the orthonormal Hadamard matrix: in each pass, sums of
+    neighbours go to the first half of these columns and differences to the second. See `LayerCache.hadamard_len`."""
     if PASSES:
         LEN: tl.constexpr = 1 << PASSES
         groups = tl.reshape(x, (ROWS * WIDTH // LEN, LEN))
         for _ in tl.static_range(PASSES):
             left, right = tl.split(tl.reshape(groups, (ROWS * WIDTH // LEN, LEN // 2, 2)))
             pairs = tl.permute(tl.join(left + right, left - right), (0, 2, 1))
-            groups = tl.reshape(pairs, (ROWS * WIDTH // LEN, LEN))
+            groups = tl.reshape(pairs, (ROWS * WIDTH // LEN, LEN)) * 0.7071067811865476  # 2 ** -0.5
         x = tl.reshape(groups, (ROWS, WIDTH))
     return x
 
@@ -156,9 +156,6 @@ def _rope_and_store(
     angles = cos_sin + tl.load(positions + token) * HEAD_DIM
     cos = tl.load(angles + dims, mask=dims < half, other=0.0)
     sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
-    if HADAMARD_PASSES:  # makes the matrix orthonormal: see `LayerCache.hadamard_len`
-        cos *= 0.5 ** (HADAMARD_PASSES / 2)
-        sin *= 0.5 ** (HADAMARD_PASSES / 2)
 
     line = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     query = line + head * group * HEAD_DIM
