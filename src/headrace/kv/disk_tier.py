@@ -243,7 +243,7 @@ class DiskTier:
         self._end("read", digest, is_good=is_good)
 
     def _end(self, side: Side, digest: bytes, *, is_good: bool) -> None:
-        self._done.append(Finished(side, digest, is_good))
+        self._done.append(Finished(side, digest, is_good, monotonic()))
         self._has_done.set()
 
     def _delete_all(self) -> None:
