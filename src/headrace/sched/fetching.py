@@ -18,7 +18,7 @@ from headrace.sched.placement import Placement
 from headrace.sched.sequence import Sequence
 
 LOOK_AHEAD = 16  # sequences near the head of the queue whose blocks are read
-MAX_TRUST_S = 2.0  # that sequences wait in all before it is known how fast the device computes
+MAX_TRUST_S = 2.0  # that sequences wait in all before it is known how fast the device and the disk are
 MIN_GAIN = 0.2  # of the time to compute blocks: reads that gain less cost more, in smaller steps and by errors
 NUM_SAMPLE_BLOCKS = 8  # read to learn how fast the disk is now; nobody waits for them
 
@@ -68,11 +68,9 @@ class Fetching:
         fetch = sequence.fetch
         if fetch.is_over:
             return False
-        if token_s is None:
-            return self._is_trusted(sequence, now)
         read_s = self._tiers.reads.block_s(now)
-        if read_s is None:
-            return False
+        if token_s is None or read_s is None:
+            return self._is_trusted(sequence, now)
         return self._tiers.num_reads_before(fetch) * read_s <= work_s + len(fetch.pending) * self._limit_s(token_s)
 
     def _has_room(self, sequence: Sequence) -> bool:
@@ -104,7 +102,7 @@ class Fetching:
         num_pending, read_s = reads.num_pending, reads.block_s(now)
         num_sampled = max(0, NUM_SAMPLE_BLOCKS - num_pending) if reads.is_old(now) else 0
         if read_s is None:
-            return num_sampled
+            return num_blocks if self._trust_s > 0.0 else num_sampled
         if (num_pending + num_blocks) * read_s <= work_s + num_blocks * limit_s:
             return num_blocks
         spare_s, loss_s = work_s - num_pending * read_s, read_s - limit_s  # before the prompt; by each block of it
