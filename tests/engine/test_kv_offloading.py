@@ -19,11 +19,17 @@ from headrace.hardware import read_facts
 from headrace.models import open_checkpoint
 from headrace.sched import SchedulerStats
 from tests.engine.tiny import SHAPE, save_model
+from tests.sched.trust import trust_disk
 
 LARGE: dict[str, Any] = {"num_gpu_blocks_override": 400}
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 36, "kv_offload_gib": 0.002}
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 OPEN_ENDED = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=(10**6,))
+
+
+@pytest.fixture(autouse=True)
+def trusted_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    trust_disk(monkeypatch)
 
 
 def rounds() -> list[list[list[int]]]:

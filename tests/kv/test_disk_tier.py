@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.kv import disk_files
 from headrace.kv.disk_files import BlockFiles, salt_secret
-from headrace.kv.disk_tier import DiskTier
+from headrace.kv.disk_tier import NUM_WRITERS, DiskTier
 from headrace.kv.tiers import Finished
 
 DOMAIN = b"d" * 32
@@ -197,6 +199,147 @@ def test_a_tier_can_be_closed_while_it_waits_for_copies_that_never_come(tmp_path
     tier.write(digest(5), 0, 7)
     tier.close()
     assert list(tmp_path.rglob("*.kv")) == []
+
+
+# ---- several writers
+
+
+class LateDisk:
+    """A tier whose blocks of step n can be written once step n was let go. Place n has the content n."""
+
+    def __init__(self, root: Path) -> None:
+        self._memory = np.arange(64, dtype=np.uint8).repeat(BLOCK_BYTES).reshape(64, BLOCK_BYTES)
+        self._files = BlockFiles(root, DOMAIN)
+        self._free: set[int] = set()
+        self._changed = threading.Condition()
+        self.tier = DiskTier(root, DOMAIN, memory=self._memory, wait_for_step=self._wait, max_bytes=1 << 30)
+
+    def _wait(self, step: int, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: step in self._free, seconds)
+
+    def let_go(self, *steps: int) -> None:
+        with self._changed:
+            self._free.update(steps)
+            self._changed.notify_all()
+
+    def written(self, count: int) -> list[int]:
+        """The next blocks that are written, by number, in the order of their ends."""
+        found: list[Finished] = []
+        while len(found) < count:
+            self.tier.wait(OPEN_S)
+            found += self.tier.finished()
+        assert all(each.side == "written" and each.is_good for each in found)
+        return [each.digest[0] for each in found]
+
+    def content(self, number: int) -> int | None:
+        read = np.empty(BLOCK_BYTES, np.uint8)
+        try:
+            self._files.read(digest(number), read)
+        except FileNotFoundError:
+            return None
+        assert (read == read[0]).all()
+        return int(read[0])
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Iterator[LateDisk]:
+    disk = LateDisk(tmp_path)
+    yield disk
+    disk.tier.close()
+
+
+def test_a_block_that_takes_long_does_not_hold_up_others(late: LateDisk) -> None:
+    for number in (1, 2, 3):
+        assert late.tier.write(digest(number), number, number)
+    late.let_go(2, 3)
+    assert sorted(late.written(2)) == [2, 3]
+    assert not late.tier.flush(0.0)
+    late.let_go(1)
+    assert late.tier.flush(OPEN_S)
+    assert [late.content(number) for number in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_block_is_not_written_twice_at_once(late: LateDisk) -> None:
+    late.tier.write(digest(1), 1, 1)
+    late.tier.write(digest(1), 2, 2)
+    late.let_go(2)
+    assert not late.tier.flush(0.1)
+    assert late.tier.finished() == []  # the second one waits for the first
+    late.let_go(1)
+    assert late.tier.flush(OPEN_S)
+    assert late.content(1) == 2
+
+
+def test_files_are_deleted_after_earlier_writes_and_before_later_ones(late: LateDisk) -> None:
+    late.tier.write(digest(1), 1, 1)
+    late.tier.clear()
+    late.tier.write(digest(2), 2, 2)
+    late.let_go(2)
+    assert not late.tier.flush(0.1)
+    assert late.tier.finished() == []  # the second one waits for the deletion, and that for the first one
+    late.let_go(1)
+    assert late.tier.flush(OPEN_S)
+    assert (late.content(1), late.content(2)) == (None, 2)
+    assert digest(1) not in late.tier and digest(2) in late.tier
+
+
+def test_files_that_were_to_be_deleted_are_when_the_tier_is_closed(late: LateDisk, tmp_path: Path) -> None:
+    late.let_go(1)
+    late.tier.write(digest(1), 1, 1)
+    assert late.written(1) == [1]
+    for number in range(2, 2 + NUM_WRITERS):  # all writers wait for copies that never come
+        late.tier.write(digest(number), number, number)
+    late.tier.clear()
+    late.tier.close()
+    assert list(tmp_path.rglob("*.kv")) == []
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["clear", "flush"])), max_size=40))
+def test_the_files_are_those_of_the_index_and_within_the_limit(
+    moves: list[int | str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root, max_files = tmp_path_factory.mktemp("kv"), 6
+    files = BlockFiles(root, DOMAIN)
+    memory = np.arange(10, dtype=np.uint8).repeat(BLOCK_BYTES).reshape(10, BLOCK_BYTES)
+    max_bytes = max_files * files.size_of(BLOCK_BYTES)
+    tier = DiskTier(root, DOMAIN, memory=memory, wait_for_step=lambda *_: True, max_bytes=max_bytes)
+    expected: set[int] = set()
+    for move in moves:
+        if move == "clear":
+            tier.clear()
+            expected.clear()
+        elif move == "flush":
+            assert tier.flush(OPEN_S)
+        elif isinstance(move, int):
+            assert tier.write(digest(move), move, 0)
+            expected.add(move)
+    assert tier.flush(OPEN_S)
+    found = {name[0] for name in files.digests()}
+    assert found == {number for number in range(10) if digest(number) in tier} <= expected
+    assert len(found) <= max_files and (found == expected or len(found) > 0)
+    for number in found:
+        read = np.empty(BLOCK_BYTES, np.uint8)
+        files.read(digest(number), read)
+        assert (read == number).all()
+    tier.close()
+    assert list(root.rglob("*.tmp")) == []
+
+
+def test_a_block_is_written_and_read_in_as_many_calls_as_the_system_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may write and read less than it is asked to."""
+    write, readv = os.write, os.readv
+    monkeypatch.setattr(disk_files.os, "write", lambda file, part: write(file, part[:77]))
+    monkeypatch.setattr(disk_files.os, "readv", lambda file, parts: readv(file, [parts[0][:77]]))
+    files, content = BlockFiles(tmp_path, DOMAIN), np.arange(BLOCK_BYTES, dtype=np.uint8)
+    files.prepare(b"{}")
+    files.write(digest(1), content)
+    read = np.zeros(BLOCK_BYTES, np.uint8)
+    files.read(digest(1), read)
+    assert (read == content).all()
 
 
 def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

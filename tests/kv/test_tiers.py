@@ -89,43 +89,65 @@ def test_stored_blocks_are_written_to_the_disk_and_keep_their_places_meanwhile()
 def test_a_full_queue_of_the_disk_costs_a_block_on_disk_and_nothing_else() -> None:
     tiers = make(2, FakeStore(has_room=False))
     stored(tiers, A)
-    assert tiers.stats.num_unwritten == 1
     assert tiers.find([A]) == [A]
+    stored(tiers, B, C, step=1)
+    assert tiers.find([A]) == []
+    assert tiers.stats.num_unwritten == 1
+
+
+def test_blocks_that_a_full_queue_has_refused_are_written_later_the_newest_first() -> None:
+    store = FakeStore(has_room=False)
+    tiers = make(8, store)
+    stored(tiers, A, B, step=3)
+    stored(tiers, C, step=4)
+    store.has_room = True
+    tiers.poll()
+    assert store.asked == [("write", C, 4), ("write", B, 3), ("write", A, 3)]
+    store.end_all()
+    tiers.poll()
+    assert (tiers.stats.num_written, tiers.stats.num_unwritten) == (3, 0)
+    assert not tiers.is_writing
 
 
 def test_blocks_from_the_disk_are_found_once_they_have_arrived() -> None:
     store = FakeStore(A, B)
     tiers = make(4, store)
-    fetch = tiers.fetch([A, B, C], deadline=10.0)
-    assert not fetch.is_over(9.0)
+    fetch = tiers.fetch([A, B, C], now=0.0, max_reads=9)
+    assert not fetch.is_over
+    assert (fetch.num_found, tiers.num_reads_before(fetch)) == (2, 2)
     assert tiers.find([A]) == []
     store.end_all()
     tiers.poll()
-    assert fetch.is_over(0.0)
+    assert fetch.is_over
     assert tiers.find([A, B, C]) == [A, B]
+
+
+def test_no_more_blocks_are_read_than_was_asked_for() -> None:
+    store = FakeStore(A, B, C)
+    tiers = make(8, store)
+    tiers.fetch([B], now=0.0, max_reads=1)
+    assert tiers.num_on_disk([A, B, C, D]) == 2  # B is on its way
+    fetch = tiers.fetch([A, B, C], now=0.0, max_reads=1)
+    assert fetch.pending == {A, B} and tiers.num_reads_before(fetch) == 2
 
 
 def test_two_prompts_wait_for_the_same_file() -> None:
     store = FakeStore(A)
     tiers = make(4, store)
-    fetches = [tiers.fetch([A], deadline=10.0) for _ in range(2)]
+    fetches = [tiers.fetch([A], now=0.0, max_reads=9) for _ in range(2)]
     assert len(store.asked) == 1
     store.end_all()
     tiers.poll()
-    assert all(fetch.is_over(0.0) for fetch in fetches)
-
-
-def test_nobody_waits_for_a_disk_that_hangs() -> None:
-    assert make(4, FakeStore(A)).fetch([A], deadline=10.0).is_over(10.0)
+    assert all(fetch.is_over for fetch in fetches)
 
 
 def test_a_file_that_cannot_be_read_frees_its_place() -> None:
     store = FakeStore(A)
     tiers = make(2, store)
-    fetch = tiers.fetch([A], deadline=10.0)
+    fetch = tiers.fetch([A], now=0.0, max_reads=9)
     store.end_all(is_good=False)
     tiers.poll()
-    assert fetch.is_over(0.0) and tiers.find([A]) == []
+    assert fetch.is_over and tiers.find([A]) == []
     assert (tiers.num_places_used, tiers.stats.num_unreadable) == (0, 1)
 
 
@@ -135,7 +157,7 @@ def test_a_file_is_read_after_the_last_copies_of_its_place() -> None:
     stored(tiers, A, step=5)
     store.end_all()
     tiers.poll()
-    tiers.fetch([D], deadline=1.0)
+    tiers.fetch([D], now=0.0, max_reads=9)
     assert store.asked == [("read", D, 5)]
 
 
@@ -143,7 +165,7 @@ def test_forgetting_empties_all_tiers_also_of_what_is_being_written() -> None:
     store = FakeStore(C)
     tiers = make(4, store)
     stored(tiers, A)
-    tiers.fetch([C], deadline=1.0)
+    tiers.fetch([C], now=0.0, max_reads=9)
     tiers.clear()
     store.end_all()
     tiers.poll()

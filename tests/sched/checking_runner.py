@@ -235,11 +235,16 @@ class CheckingRunner:
             self._tokens[self._cells_of(block)], self._digests[self._cells_of(block)] = self.host[place]
 
     def _begin_transfers(self, plan: StepPlan) -> None:
-        if self._late_transfers is not None:
-            self._transfer(self._late_transfers)
+        self.end_copies()
         self._late_transfers = plan.transfers
         if plan.transfers is not None and plan.transfers.is_urgent:
             self._transfer(plan.transfers)
+            self._late_transfers = None
+
+    def end_copies(self) -> None:
+        """Make the copies that run beside the last step."""
+        if self._late_transfers is not None:
+            self._transfer(self._late_transfers)
             self._late_transfers = None
 
     def _change(self, plan: StepPlan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.sched import SchedulerLimits
-from headrace.sched.fetching import MAX_WAIT_S
+from headrace.sched.fetching import MAX_TRUST_S
 from headrace.steps import StepPlan
 from tests.kv.fake_store import FakeStore
 from tests.sched.checking_runner import Driver, digest, make_request
@@ -119,7 +119,7 @@ def test_a_sequence_computes_what_a_disk_does_not_give_it_in_time() -> None:
     driver, _, now = with_disk()
     driver.add(make_request("first", PROMPT, max_tokens=2))
     assert driver.step() is None
-    now[0] = MAX_WAIT_S
+    now[0] = MAX_TRUST_S
     driver.drain()
     driver.check_answers()
     assert driver.answers["first", 0].num_cached_tokens == 0

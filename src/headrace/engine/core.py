@@ -373,3 +373,5 @@ class EngineCore:
         while monotonic() < deadline and (plan := self._scheduler.plan_saving()) is not None:
             self._runner.collect(self._runner.submit(plan))
             disk.flush(max(0.0, deadline - monotonic()))
+        while monotonic() < deadline and self._scheduler.tables.is_saving():
+            disk.flush(max(0.0, deadline - monotonic()))

@@ -3,7 +3,8 @@
     blocks      BlockPool: reference counts; free, idle and held blocks; eviction (least recently used first)
     prefixes    PrefixIndex: which block holds which tokens after which prefix
     tables      BlockTables: each sequence's blocks; sharing, growing, copy on write, publishing for reuse
-    tiers       Tiers: evicted blocks in host memory (host_tier) and on disk (disk_tier, disk_files), by digest (chain)
+    tiers       Tiers: evicted blocks in host memory (host_tier) and on disk (disk_tier, disk_files), by digest (chain);
+                read_rate measures the disk
 
 Automatic prefix caching:
 - A full block is keyed by (entry of the block before it, its own tokens). Entries are numbers that are never reused,

@@ -9,6 +9,7 @@ A host block is a place for the content of one KV-cache block.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,8 +17,10 @@ import numpy as np
 class HostTier:
     """Owns the places of the host's memory. A digest is stored at most once."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[bytes], None] = lambda digest: None) -> None:
+        """`on_evict` is told each block whose place is reused for another one."""
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self.last_step = np.full(num_blocks, -1, np.int64)  # the last planned step that reads or writes a place
         self._free = list(range(num_blocks - 1, -1, -1))
         self._stored: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
@@ -43,6 +46,10 @@ class HostTier:
         self._stored.move_to_end(digest)
         return place
 
+    def place_of(self, digest: bytes) -> int:
+        """The place of a stored block, which is not used by that."""
+        return self._stored[digest]
+
     def take(self, digest: bytes) -> int | None:
         """A place for a new block, perhaps that of the least recently used one; None if all are in use."""
         assert digest not in self
@@ -56,6 +63,7 @@ class HostTier:
         if found is None:
             return None
         del self._stored[found[0]]
+        self._on_evict(found[0])
         return found[1]
 
     def occupy(self, place: int) -> None:

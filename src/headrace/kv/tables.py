@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.kv.blocks import BlockPool
 from headrace.kv.prefixes import Parent, PrefixHit, PrefixIndex, Salt
-from headrace.kv.tiers import Fetch, Tiers
+from headrace.kv.tiers import Tiers
 from headrace.steps import BlockTransfers
 from headrace.types import TokenIds
 
@@ -59,10 +59,9 @@ class BlockTables:
         """The blocks of a prompt after those of the hit that the host tier holds."""
         return [] if self.tiers is None else self.tiers.find(self._digests_after(hit, token_ids))
 
-    def fetch(self, hit: PrefixHit, token_ids: TokenIds, *, deadline: float) -> Fetch:
-        """Start reading the blocks of a prompt that only the disk has."""
-        assert self.tiers is not None
-        return self.tiers.fetch(self._digests_after(hit, token_ids), deadline=deadline)
+    def digests_after(self, hit: PrefixHit, token_ids: TokenIds) -> list[bytes]:
+        """The names in the tiers of a prompt's blocks after those of the hit."""
+        return list(self._digests_after(hit, token_ids))
 
     def take_transfers(self, step: int) -> BlockTransfers | None:
         """The copies between the pool and the host tier that belong to this step."""
@@ -78,6 +77,13 @@ class BlockTables:
         self.tiers.poll()
         self.pool.save(self.tiers.num_to_save)
         return self.tiers.take_transfers(step)
+
+    def is_saving(self) -> bool:
+        """Whether blocks are on their way from the host tier to the disk."""
+        if self.tiers is None:
+            return False
+        self.tiers.poll()
+        return self.tiers.is_writing
 
     def wait_for_fetch(self, seconds: float) -> None:
         """If prompts wait for blocks from the disk, wait until some have been read."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from headrace.kv.chain import Chain
 from headrace.kv.host_tier import HostTier
+from headrace.kv.read_rate import ReadRate
 from headrace.steps import BlockTransfers
 
 MAX_PINNED_SHARE = 0.5  # of the host tier: that the disk reads and writes at the same time
@@ -37,6 +38,7 @@ class Finished(NamedTuple):
     side: Side
     digest: bytes
     is_good: bool
+    ended_at: float  # by the clock of the scheduler
 
 
 class BlockStore(Protocol):
@@ -72,7 +74,7 @@ class TierStats:
     num_written: int = 0  # to the disk
     num_read: int = 0  # from the disk
     num_dropped: int = 0  # evicted and not stored: all places were in use
-    num_unwritten: int = 0  # stored and not written to the disk: its queue was full, or the disk
+    num_unwritten: int = 0  # not written to the disk: evicted from the host before its turn, or the disk was full
     num_unreadable: int = 0  # expected on the disk, and missing or damaged
 
     def __add__(self, other: TierStats) -> TierStats:
@@ -83,11 +85,21 @@ class TierStats:
 class Fetch:
     """Blocks of one prompt that come from the disk."""
 
-    deadline: float  # the prompt does not wait longer
     pending: set[bytes] = field(default_factory=set)
+    num_found: int = 0  # leading blocks of the prompt that need not be computed, pending ones included
+    last_read: int = 0  # number of the last pending read
 
-    def is_over(self, now: float) -> bool:
-        return not self.pending or now >= self.deadline
+    @property
+    def is_over(self) -> bool:
+        return not self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A block that the disk reads."""
+
+    number: int
+    fetches: list[Fetch]  # that wait for it
 
 
 @dataclass(slots=True)
@@ -108,10 +120,12 @@ class Tiers:
     def __init__(self, num_places: int, chain: Chain, store: BlockStore | None = None) -> None:
         self.chain = chain
         self.store_below = store
-        self._host = HostTier(num_places)
+        self.reads = ReadRate()
+        self._host = HostTier(num_places, self._evicted)
         self._planned = _Planned()
         self._stats = TierStats()
-        self._fetches: dict[bytes, list[Fetch]] = {}  # that wait for a block, by its digest
+        self._fetches: dict[bytes, _Read] = {}
+        self._unwritten: dict[bytes, None] = {}  # on the host, and neither on the disk nor in its queue; oldest first
         self._from_disk: set[bytes] = set()  # stored on the host by a fetch, and not used yet
         self._forgotten: set[bytes] = set()  # while the disk reads or writes them
         self._max_pinned = max(1, int(num_places * MAX_PINNED_SHARE))
@@ -149,7 +163,11 @@ class Tiers:
     @property
     def num_to_save(self) -> int:
         """Blocks that can be stored at once and all go to the disk."""
-        return self._max_pinned - self._host.num_pinned
+        return max(0, self._max_pinned - self._host.num_pinned - len(self._unwritten))
+
+    @property
+    def is_writing(self) -> bool:
+        return self._host.num_pinned > len(self._fetches)
 
     # ---- copies in
 
@@ -190,7 +208,8 @@ class Tiers:
         self._planned = _Planned()
         self._host.end_step(step)
         if self.store_below is not None:
-            self._write_below(planned, step)
+            self._unwritten |= dict.fromkeys(planned.stored)
+            self._write_below()
         return BlockTransfers(
             out_blocks=np.array(planned.out_blocks, np.int64),
             out_places=np.array(planned.out_places, np.int64),
@@ -201,45 +220,75 @@ class Tiers:
 
     # ---- the disk
 
-    def fetch(self, digests: Iterable[bytes], *, deadline: float) -> Fetch:
-        """Read those of these blocks that only the disk has, up to the first that nobody has."""
-        fetch, store = Fetch(deadline), self.store_below
+    @property
+    def num_to_read(self) -> int:
+        """Blocks that can be read at once."""
+        return self._max_pinned - self._host.num_pinned - len(self._from_disk)
+
+    def num_on_disk(self, digests: Iterable[bytes]) -> int:
+        """How many of these blocks would have to be read, up to the first that nobody has."""
+        store = self.store_below
+        if store is None:
+            return 0
+        found = takewhile(lambda digest: digest in self._host or digest in store, digests)
+        return sum(digest not in self._host for digest in found)
+
+    def fetch(self, digests: Iterable[bytes], *, now: float, max_reads: int) -> Fetch:
+        """Read those of these blocks that only the disk has, up to the first that nobody has, or for which there is no
+        room."""
+        fetch, last_read = Fetch(), self.reads.num_asked + max_reads
         for digest in digests:
             if digest in self._fetches:
-                self._fetches[digest].append(fetch)
+                self._fetches[digest].fetches.append(fetch)
             elif digest in self._host:
                 self._host.use(digest)
+                fetch.num_found += 1
                 continue
-            elif store is None or digest not in store or not self._read(store, digest, fetch):
+            elif self.reads.num_asked == last_read or not self._read(digest, fetch, now):
                 break
             fetch.pending.add(digest)
+            fetch.num_found += 1
+            fetch.last_read = max(fetch.last_read, self._fetches[digest].number)
         return fetch
 
-    def _read(self, store: BlockStore, digest: bytes, fetch: Fetch) -> bool:
-        if self._host.num_pinned >= self._max_pinned:
+    def num_reads_before(self, fetch: Fetch) -> int:
+        """Reads that have to end until those of the fetch have, its own included."""
+        return max(len(fetch.pending), fetch.last_read - self.reads.num_ended)
+
+    def _read(self, digest: bytes, fetch: Fetch, now: float) -> bool:
+        store = self.store_below
+        if store is None or digest not in store or self._host.num_pinned >= self._max_pinned:
             return False
         place = self._host.take(digest)
         if place is None:
             return False
         self._host.pin(digest)
-        self._fetches[digest] = [fetch]
+        self._fetches[digest] = _Read(self.reads.asked(now), [fetch])
         store.read(digest, place, int(self._host.last_step[place]))
         return True
 
-    def _write_below(self, planned: _Planned, step: int) -> None:
-        assert self.store_below is not None
-        for digest, place in zip(planned.stored, planned.out_places, strict=True):
-            if digest in self.store_below:
-                continue
-            has_room = self._host.num_pinned < self._max_pinned
-            if has_room and self.store_below.write(digest, place, step):
+    def _write_below(self) -> None:
+        """Queue blocks that the disk lacks, as many as it takes: the newest first. So the first blocks of a prompt come
+        before its last ones, which are evicted earlier and are of no use alone."""
+        store = self.store_below
+        while store is not None and self._unwritten and self._host.num_pinned < self._max_pinned:
+            digest = next(reversed(self._unwritten))
+            place = self._host.place_of(digest)
+            if digest not in store:
+                if not store.write(digest, place, int(self._host.last_step[place])):
+                    return
                 self._host.pin(digest)
-            else:
-                self._stats.num_unwritten += 1
+            del self._unwritten[digest]
+
+    def _evicted(self, digest: bytes) -> None:
+        self._from_disk.discard(digest)
+        if digest in self._unwritten:
+            del self._unwritten[digest]
+            self._stats.num_unwritten += 1
 
     def poll(self) -> None:
         """Take in what the disk has done."""
-        for side, digest, is_good in self.store_below.finished() if self.store_below is not None else ():
+        for side, digest, is_good, ended_at in self.store_below.finished() if self.store_below is not None else ():
             is_kept = digest not in self._forgotten and (is_good or side == "written")
             self._forgotten.discard(digest)
             (self._host.unpin if is_kept else self._host.drop)(digest)
@@ -247,12 +296,14 @@ class Tiers:
                 self._stats.num_written += is_good
                 self._stats.num_unwritten += not is_good
             else:
+                self.reads.ended(ended_at)
                 self._take_read(digest, is_good=is_good, is_kept=is_kept)
+        self._write_below()
 
     def _take_read(self, digest: bytes, *, is_good: bool, is_kept: bool) -> None:
         self._stats.num_read += is_good
         self._stats.num_unreadable += not is_good
-        for fetch in self._fetches.pop(digest):
+        for fetch in self._fetches.pop(digest).fetches:
             fetch.pending.discard(digest)
         if is_kept:
             self._from_disk.add(digest)
@@ -266,5 +317,6 @@ class Tiers:
         """Forget what is stored. What the disk reads or writes right now is forgotten when that has ended."""
         self._forgotten |= self._host.clear()
         self._from_disk.clear()
+        self._unwritten.clear()
         if self.store_below is not None:
             self.store_below.clear()

@@ -34,8 +34,8 @@ class WaitingQueue:
         return self._heap[0][2] if self._heap else None
 
     def near_head(self, num_sequences: int) -> list[Sequence]:
-        """The head and about the next ones, in no order."""
-        return [entry[2] for entry in self._heap[:num_sequences] if entry[2].state is State.WAITING]
+        """The head and about the next ones, in order."""
+        return [entry[2] for entry in sorted(self._heap[:num_sequences]) if entry[2].state is State.WAITING]
 
     def pop(self) -> Sequence:
         head = self.head()

@@ -76,7 +76,11 @@ class Scheduler:
         self._microbatches = Microbatches(limits.num_stages, self.slots)
         self._waiting = Waiting(by_priority=limits.queue_policy == "priority")
         self._queue = self._waiting.queue
-        self._fetching = None if store is None else Fetching(self.tables, self._placement, clock)
+        self._fetching = (
+            None
+            if store is None
+            else Fetching(self.tables, self._placement, clock, max_step_tokens=limits.max_num_batched_tokens)
+        )
         self._prefilling: list[Sequence] = []  # running, but not decoding yet
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._token_gaps = TokenGaps(limits.max_num_seqs)
@@ -155,7 +159,7 @@ class Scheduler:
         max_seqs = self._microbatches.max_seqs(self.slots.num_running + self._num_next(), self._next_step)
         builder = PlanBuilder(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
         if self._fetching is not None:
-            self._fetching.look_ahead(self._queue.near_head(LOOK_AHEAD))
+            self._look_ahead(self._fetching)
         self._waiting.begin_step()
         is_urgent = self._make_room_for_urgent()
         priority = self._urgency.priority_of_prompts(self._prefilling, is_urgent=is_urgent)
@@ -184,6 +188,8 @@ class Scheduler:
         self._next_step += 1
         self._microbatches.num_in_flight += 1
         self._counters.planned(plan, builder.num_prompts_completed)
+        if self._fetching is not None:
+            self._fetching.compute_rate.planned(plan, self._clock())
         if self._queue.by_priority:
             self._pace.planned(plan, self._clock(), background, num_background=builder.num_background)
         return plan
@@ -197,6 +203,11 @@ class Scheduler:
         builder = PlanBuilder(self._next_step, 0)
         self._next_step += 1
         return builder.finish(None, transfers)
+
+    def _look_ahead(self, fetching: Fetching) -> None:
+        slots = [sequence.slot for sequence in self._prefilling]
+        num_tokens = int((self.slots.total[slots] - self.slots.computed[slots]).sum())
+        fetching.look_ahead(self._queue.near_head(LOOK_AHEAD), num_tokens_before=num_tokens)
 
     def _waits_for_drafts(self) -> bool:
         """Whether steps in flight have to end first: one with drafts, whose accepted tokens only the device knows, or
@@ -359,7 +370,8 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Give a waiting sequence blocks and a slot, if there is room for it."""
-        if self._fetching is not None and self._fetching.is_waiting(sequence):
+        num_tokens = self.limits.max_num_batched_tokens - builder.budget
+        if self._fetching is not None and self._fetching.is_waiting(sequence, num_tokens_before=num_tokens):
             return False
         placed = self._placement.place(sequence, builder)
         if placed is None:
@@ -444,6 +456,8 @@ class Scheduler:
         self._microbatches.num_in_flight -= 1
         now = self._clock()
         self._pace.applied(result.step, now)
+        if self._fetching is not None:
+            self._fetching.compute_rate.applied(result.step, now)
         slots, finished, is_over = self._intake.take(result)
         self._note_times(slots, now)
         events = []

@@ -15,6 +15,7 @@ from headrace.kernels.layout import LayerCache
 from headrace.sched import SchedulerStats
 from headrace.steps import BlockTransfers
 from tests.engine.tiny import MIXTURES, SHAPE, save_model
+from tests.sched.trust import trust_disk
 
 pytestmark = pytest.mark.gpu
 
@@ -23,6 +24,11 @@ SMALL: dict[str, Any] = {"num_gpu_blocks_override": 60, "kv_offload_gib": 0.01}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 MAX_ERROR = 0.1  # of a log-probability, as `test_gpu_engine.py` finds between batches of different sizes
 MIN_SHARE = 0.9  # of answers within it: in a mixture, rounding sends a token to another expert now and then
+
+
+@pytest.fixture(autouse=True)
+def trusted_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    trust_disk(monkeypatch)
 
 
 def transfers(out: dict[int, int], back: dict[int, int], *, is_urgent: bool = False) -> BlockTransfers:
