@@ -23,26 +23,40 @@ PROGRAM = Path(__file__).with_name("vllm_answers.py")
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}  # vLLM's CPU kernels
 PROMPTS = [[3 + number, 50, 7 * number + 2, 11, 90] for number in range(8)]
 NUM_TOKENS = 8
+LARGEST_DIFFERENCES = {  # vLLM's and Headrace's; measured with three seeds: up to about two thirds of these
+    "fp8": (0.01, 0.12),  # Headrace does not round activations on a CPU
+    "int8": (0.07, 0.07),
+    "int4": (0.03, 0.01),  # vLLM computes in bfloat16
+}
+
+Answer = list[tuple[int, float]]  # tokens and their log-probabilities
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
-def test_vllm_gives_the_greedy_answers_of_the_checkpoint(kind: Kind, tmp_path: Path) -> None:
-    """Activations are rounded in different ways, so answers of a random model may part at a near-tie: most of their
-    first tokens are the same."""
+def test_vllm_reads_the_probabilities_of_the_checkpoint(kind: Kind, tmp_path: Path) -> None:
+    """Transformers judges each answer token by token: what follows a near-tie that another rounding decides otherwise
+    is no fault. Scales that are 10 % too large, the smallest fault tried, make a difference of 0.14 or more."""
     if PYTHON not in os.environ:
         pytest.fail(f"set {PYTHON} to the interpreter of an environment with vLLM")
+    pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
     save_model(tmp_path / "model")
     quantize_checkpoint(Request(str(tmp_path / "model"), kind, tmp_path / kind, evaluates=False))
-    theirs = vllm_answers(tmp_path, tmp_path / kind)
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    with LLM(str(tmp_path / kind)) as llm:
-        ours = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    theirs = vllm_answers(tmp_path, tmp_path / kind, "bfloat16" if kind == "int4" else "float32")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / kind, dtype=torch.float32)
-    firsts = [int(oracle(torch.tensor([ids])).logits[0, -1].argmax()) for ids in PROMPTS]
-    for answers in (theirs, ours):
-        assert sum(answer[0] == first for answer, first in zip(answers, firsts, strict=True)) >= 6
-    same = [a == b for pair in zip(theirs, ours, strict=True) for a, b in zip(*pair, strict=True)]
-    assert sum(same) > 0.6 * len(same)
+    for answers, largest in zip((theirs, our_answers(tmp_path / kind)), LARGEST_DIFFERENCES[kind], strict=True):
+        assert mean_difference(oracle, answers) < largest
+
+
+def mean_difference(oracle: transformers.PreTrainedModel, answers: list[Answer]) -> float:
+    differences = []
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids = torch.tensor([token for token, _ in answer])
+        assert len(ids) == NUM_TOKENS
+        with torch.no_grad():
+            logits = oracle(torch.tensor([prompt + ids[:-1].tolist()])).logits[0, len(prompt) - 1 :]
+        expected = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        differences.append((expected - torch.tensor([logprob for _, logprob in answer])).abs().mean())
+    return float(torch.stack(differences).mean())
 
 
 def save_model(directory: Path) -> None:
@@ -56,10 +70,17 @@ def save_model(directory: Path) -> None:
     tiny.save_tokenizer(directory)
 
 
-def vllm_answers(directory: Path, model: Path) -> list[list[int]]:
+def our_answers(model: Path) -> list[Answer]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
+    with LLM(str(model)) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [[(token.token_id, token.logprob) for token in output.outputs[0].logprobs or ()] for output in outputs]
+
+
+def vllm_answers(directory: Path, model: Path, dtype: str) -> list[Answer]:
     prompts, answers = directory / "prompts.json", directory / "answers.json"
     prompts.write_text(json.dumps(PROMPTS))
-    command = [os.environ[PYTHON], str(PROGRAM), str(model), str(prompts), str(answers), str(NUM_TOKENS)]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": ""})
-    found: list[list[int]] = json.loads(answers.read_text())
+    command = [os.environ[PYTHON], str(PROGRAM), str(model), str(prompts), str(answers), str(NUM_TOKENS), dtype]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""})
+    found: list[Answer] = json.loads(answers.read_text())
     return found
