@@ -65,7 +65,7 @@ def test_drafts_become_fewer_where_they_are_rejected_and_are_tried_again_later()
 
 
 def test_nothing_waits_for_a_lookup_that_finds_nothing() -> None:
-    engine = driver()
+    engine = driver(wait_cost=0.1)
     num_lookups = 0
 
     def counted(tokens: TokenIds, num_tokens: int) -> TokenIds:

@@ -246,8 +246,8 @@ TIER_BYTES = Series(
 TIER_DROPPED = Series(
     "headrace:kv_offload_dropped_blocks",
     "counter",
-    "Blocks that a tier did not keep, by reason: host_busy, disk_write (queue or disk full), disk_read (missing or "
-    "damaged file).",
+    "Blocks that a tier did not keep, by reason: host_busy, disk_write (evicted before it was written, or disk full), "
+    "disk_read (missing or damaged file).",
     labels=("reason",),
 )
 TIER_USE = Series(

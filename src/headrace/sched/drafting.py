@@ -12,8 +12,8 @@ sequence pays if
 
 where `acceptance` is the share of the sequence's drafts that were accepted, the latest ones weighted most. What all
 drafts of a step are expected to gain beyond that has to cover `wait_cost` too: a step with drafts is not submitted
-ahead. For the same reason nothing waits for drafts that a lookup would not find: where the last known tokens occurred
-nowhere before, those in flight rarely continue anything.
+ahead. Where that costs something, nothing waits for drafts that a lookup would not find either: if the last known
+tokens occurred nowhere before, those in flight rarely continue anything.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Drafting:
         if not 0 < len(slots) <= self._speculation.max_seqs:
             return False
         lens = self._lens(slots)
-        if not self._speculation.drafts_on_device:
+        if self._speculation.wait_cost and not self._speculation.drafts_on_device:
             lens = self._found_lens(slots, lens)
         return self._pays(slots, lens)
 
