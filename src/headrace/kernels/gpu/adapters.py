@@ -22,6 +22,7 @@ _COLUMNS = 64  # of the output, in one program
 _MAX_RANKS = 64  # in one program
 _TARGET_PROGRAMS = 512  # about four for each processor of a GPU; those of superfluous tiles end at once
 _MAX_SPLITS = 16
+_MAX_PARTIAL_SUMS = 512  # of one row, in a program that adds up the splits
 
 
 def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterRows) -> None:
@@ -35,7 +36,8 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
     num_chunks = triton.cdiv(max_rank, ranks)
     num_tiles = num_rows // TILE_ROWS + min(num_adapters, num_rows)
     depth = 64 if width % 128 else 128
-    splits = _num_splits(num_tiles * num_pieces * num_chunks, triton.cdiv(width, depth))
+    most = min(_MAX_SPLITS, _MAX_PARTIAL_SUMS // ranks, triton.cdiv(width, depth))
+    splits = _num_splits(num_tiles * num_pieces * num_chunks, most)
     small = torch.empty((splits, num_rows, num_pieces, num_chunks * ranks), dtype=torch.float32, device=x.device)
     places = (rows.order, rows.starts, rows.tile_ends, weights.ranks, num_adapters)
     blocks = {"ROWS": TILE_ROWS, "RANKS": ranks, "ADAPTERS": triton.next_power_of_2(num_adapters), "SPLITS": splits}
@@ -74,9 +76,9 @@ def add_low_rank(out: Tensor, x: Tensor, weights: LowRankWeights, rows: AdapterR
     )
 
 
-def _num_splits(num_programs: int, num_blocks: int) -> int:
+def _num_splits(num_programs: int, most: int) -> int:
     """Into how many parts the sums over the width are divided, so that a small step fills the GPU."""
-    wanted = min(_MAX_SPLITS, num_blocks, max(1, _TARGET_PROGRAMS // num_programs))
+    wanted = min(most, max(1, _TARGET_PROGRAMS // num_programs))
     return 1 << (wanted.bit_length() - 1)
 
 

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from headrace.kernels.gpu.shared_attention import max_tiles
 from headrace.kernels.layout import SharedPrefixes
+from headrace.runner.gpu.ticket import RESULTS_IN_FLIGHT
 from headrace.steps import IntArray
-
-_NUM_BUFFERS = 16  # more than steps that can be in flight
 
 
 class RowInputs:
@@ -21,7 +20,7 @@ class RowInputs:
         shape = (4 if has_drafts else 1, size)
         self._values = torch.zeros(shape, dtype=torch.int32, device=device)
         self._values[0] = padding_slot
-        self._pinned = torch.zeros(_NUM_BUFFERS, *shape, dtype=torch.int32, pin_memory=True)
+        self._pinned = torch.zeros(RESULTS_IN_FLIGHT, *shape, dtype=torch.int32, pin_memory=True)
         self._padding_slot = padding_slot
         self._next = 0
 
@@ -50,7 +49,7 @@ class RowInputs:
 
     def _fill(self, row_slots: IntArray, size: int) -> Tensor:
         pinned = self._pinned[self._next]
-        self._next = (self._next + 1) % _NUM_BUFFERS
+        self._next = (self._next + 1) % RESULTS_IN_FLIGHT
         slots = pinned.numpy()[0]
         slots[: len(row_slots)] = row_slots
         slots[len(row_slots) : size] = self._padding_slot
