@@ -142,6 +142,7 @@ class StepLayout:
     max_context_len: int
     num_decodes: int = 0  # leading sequences with one token each; a GPU has a kernel of its own for them
     splits: Splits = Splits()  # of the decodes
+    has_few_decodes: bool = False  # and nothing else, each of another sequence: a GPU computes their attention at once
     shared: SharedPrefixes | None = None  # of the decodes
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the prefills
     num_fresh: int = 0  # last sequences, whose whole context is in this step

@@ -137,26 +137,28 @@ class Attention:
             self.wide_norms(qkv)
         if self.clip is not None:
             qkv.clamp_(-self.clip, self.clip)
-        q = ops.rope_and_store(
-            qkv,
-            layout,
-            self.cos_sin,
-            cache,
-            self.num_heads,
-            self.num_kv_heads,
-            self.q_norm,
-            self.k_norm,
-            self.eps,
-        )
-        if self.query_scales is not None:
-            q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
-        mixed = ops.paged_attention(
-            q, cache, layout, self.scale, self.window, self.softcap,
-            slides=self.slides, sinks=self.sinks, slopes=self.slopes,
-        )  # fmt: skip
+        mixed = self._mixed(qkv, layout, cache)
         if gate is not None:
             mixed = mixed.mul_(gate.sigmoid_())
         return multiply(self.output, mixed if kept is None else mixed[kept], layout.adapters_of(kept))
+
+    def _mixed(self, qkv: Tensor, layout: StepLayout, cache: LayerCache) -> Tensor:  # [T, Hq * D]
+        """The values, mixed by attention."""
+        if self.query_scales is None and ops.takes_few_decodes(qkv, layout, self.cos_sin.shape[1]):
+            return ops.rope_and_attend(
+                qkv, layout, self.cos_sin, cache, self.num_heads, self.num_kv_heads,
+                self.q_norm, self.k_norm, self.eps, self.scale, self.window, self.softcap,
+                slides=self.slides, sinks=self.sinks, slopes=self.slopes,
+            )  # fmt: skip
+        q = ops.rope_and_store(
+            qkv, layout, self.cos_sin, cache, self.num_heads, self.num_kv_heads, self.q_norm, self.k_norm, self.eps
+        )
+        if self.query_scales is not None:
+            q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
+        return ops.paged_attention(
+            q, cache, layout, self.scale, self.window, self.softcap,
+            slides=self.slides, sinks=self.sinks, slopes=self.slopes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_accept": "inputs",  # drafts
     "_prefill": "prefill_attention",
     "_decode": "decode_attention",
+    "_rope_and_attend": "decode_attention",  # with RoPE and the write to the cache
     "_shared": "decode_attention",
     "_latent_prefill": "prefill_attention",
     "_latent_decode": "decode_attention",
@@ -132,6 +133,7 @@ _OPERATIONS: dict[str, Part] = {
     "paged_attention.prefill": "prefill_attention",
     "latent_attention.decode": "decode_attention",
     "latent_attention.prefill": "prefill_attention",
+    "rope_and_attend": "decode_attention",
     "rope_and_store": "cache",
     "rope_and_store_latent": "cache",
     "copy_blocks": "cache",

@@ -56,6 +56,7 @@ from headrace.kernels.gpu.experts import (
     sum_routes,
     takes_few_tokens,
 )
+from headrace.kernels.gpu.few_decodes import rope_and_attend, takes_few_decodes
 from headrace.kernels.gpu.fp8 import quantize_rows
 from headrace.kernels.gpu.gated_norm import gated_norm
 from headrace.kernels.gpu.latent import allocate_latent_cache, latent_attention, rope_and_store_latent
@@ -116,6 +117,7 @@ __all__ = [
     "relu_fp8",
     "rms_norm",
     "rms_norm_fp8",
+    "rope_and_attend",
     "rope_and_store",
     "rope_and_store_latent",
     "rotate",
@@ -125,6 +127,7 @@ __all__ = [
     "silu_and_mul_fp8",
     "soft_cap",
     "sum_routes",
+    "takes_few_decodes",
     "takes_few_tokens",
     "takes_unnormed",
 ]

@@ -31,6 +31,13 @@ def in_dot_dtype(query, keys):
 
 
 @triton.jit
+def cap_softly(score, softcap):
+    """Maps scores, which are multiplied by log2(e), to softcap * tanh(score / softcap)."""
+    capped = score * (0.6931471805599453 / softcap)
+    return softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+
+
+@triton.jit
 def add_sink(highest, total, mixed, sink):
     """Adds a score without a value to rows of a softmax: their weights are rescaled if it is the largest."""
     score = sink * 1.4426950408889634
@@ -170,8 +177,7 @@ def _pass(
             value = tl.load(values + at)
         score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
         if HAS_SOFTCAP:
-            capped = score * (0.6931471805599453 / softcap)
-            score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+            score = cap_softly(score, softcap)
         if HAS_SLOPES:
             score = add_bias(score, slope, query_positions, position)
         if IS_MASKED:

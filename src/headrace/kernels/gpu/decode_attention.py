@@ -13,6 +13,7 @@ from headrace.kernels.gpu.attention_loop import (
     NO_WINDOW,
     add_bias,
     add_sink,
+    cap_softly,
     first_seen,
     in_dot_dtype,
     widen_fp8,
@@ -244,8 +245,7 @@ def _decode(
             value = tl.load(values + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
         score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
         if HAS_SOFTCAP:
-            capped = score * (0.6931471805599453 / softcap)
-            score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+            score = cap_softly(score, softcap)
         if HAS_SLOPES:
             score = add_bias(score, slope, query_positions, position)
         is_seen = is_known

@@ -84,14 +84,14 @@ def _rotate(
     cos = tl.load(angles + dims, mask=dims < half, other=0.0)
     sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
     heads = qkv + token * 3 * NUM_HEADS * HEAD_DIM
-    first, second, inside = _rotated(heads, heads, cos, sin, dims, 0.0, 2 * NUM_HEADS, HEAD_BLOCK, HEAD_DIM, False)
+    first, second, inside = rotated(heads, heads, cos, sin, dims, 0.0, 2 * NUM_HEADS, HEAD_BLOCK, HEAD_DIM, False)
     at = heads + tl.arange(0, HEAD_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _rotated(
+def rotated(
     heads, norm, cos, sin, dims, eps, NUM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr
 ):
     """Returns both halves of NUM heads of one token, normed if asked and rotated; [BLOCK, D / 2] each."""
@@ -111,7 +111,7 @@ def _rotated(
 
 
 @triton.jit
-def _mixed(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, PASSES: tl.constexpr):  # [ROWS, WIDTH]
+def mixed_columns(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, PASSES: tl.constexpr):  # [ROWS, WIDTH]
     """Multiplies each 2 ** PASSES neighbouring columns with the orthonormal Hadamard matrix: in each pass, sums of
     neighbours go to the first half of these columns and differences to the second. See `LayerCache.hadamard_len`."""
     if PASSES:
@@ -159,9 +159,9 @@ def _rope_and_store(
 
     line = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     query = line + head * group * HEAD_DIM
-    first, second, inside = _rotated(query, q_norm, cos, sin, dims, eps, group, GROUP_BLOCK, HEAD_DIM, HAS_Q_NORM)
-    first = _mixed(first, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
-    second = _mixed(second, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
+    first, second, inside = rotated(query, q_norm, cos, sin, dims, eps, group, GROUP_BLOCK, HEAD_DIM, HAS_Q_NORM)
+    first = mixed_columns(first, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
+    second = mixed_columns(second, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
     at = query + tl.arange(0, GROUP_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
@@ -170,9 +170,9 @@ def _rope_and_store(
     slot = tl.load(slot_mapping + token)
     place = ((slot // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims[None, :]
     key = line + (NUM_HEADS + head) * HEAD_DIM
-    first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
-    first = _mixed(first, 1, HALF_BLOCK, HADAMARD_PASSES)
-    second = _mixed(second, 1, HALF_BLOCK, HADAMARD_PASSES)
+    first, second, inside = rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
+    first = mixed_columns(first, 1, HALF_BLOCK, HADAMARD_PASSES)
+    second = mixed_columns(second, 1, HALF_BLOCK, HADAMARD_PASSES)
     tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)
     tl.store(keys + place + half, second.to(keys.dtype.element_ty), mask=inside)
     at = key + tl.arange(0, 1)[:, None] * HEAD_DIM + dims[None, :]

@@ -37,9 +37,11 @@ from headrace.kernels.ops.attention import (
     bidirectional_attention,
     latent_attention,
     paged_attention,
+    rope_and_attend,
     rope_and_store,
     rope_and_store_latent,
     rotate,
+    takes_few_decodes,
 )
 from headrace.kernels.ops.cache import allocate_cache, allocate_latent_cache, copy_blocks
 from headrace.kernels.ops.dispatch import has_numba, kernels_for, record_ranges, warm_up
@@ -110,6 +112,7 @@ __all__ = [
     "relu",
     "relu2",
     "rms_norm",
+    "rope_and_attend",
     "rope_and_store",
     "rope_and_store_latent",
     "rotate",
@@ -118,6 +121,7 @@ __all__ = [
     "silu_and_mul",
     "soft_cap",
     "sum_routes",
+    "takes_few_decodes",
     "takes_few_tokens",
     "takes_unnormed",
     "warm_up",

@@ -49,6 +49,38 @@ def paged_attention(
     return out
 
 
+def takes_few_decodes(qkv: Tensor, layout: StepLayout, head_dim: int) -> bool:
+    """Whether `rope_and_attend` takes a step."""
+    kernels = kernels_for(qkv.device, qkv.dtype)
+    return layout.has_few_decodes and bool(kernels.takes_few_decodes(layout, head_dim))
+
+
+def rope_and_attend(
+    qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, D] float32
+    cache: LayerCache,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,  # [D]
+    k_norm: Tensor | None,  # [D]
+    eps: float,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
+) -> Tensor:  # [T, Hq * D]
+    """`rope_and_store` and `paged_attention` in one kernel, for few decodes on a GPU (`takes_few_decodes`)."""
+    out: Tensor = kernels_for(qkv.device, qkv.dtype).rope_and_attend(
+        qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps, scale, window, softcap,
+        slides=slides, sinks=sinks, slopes=slopes,
+    )  # fmt: skip
+    return out
+
+
 def rope_and_store_latent(
     q: Tensor,  # [T, Hq, R + rotary_dim]
     latents: Tensor,  # [T, R]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu import slots as slot_kernels
+from headrace.kernels.gpu.few_decodes import MAX_FEW_DECODES
 from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import LayerCache, Splits, StepLayout
@@ -148,6 +149,7 @@ class DraftGraphs:
             max_context_len=self._shape.max_model_len,
             num_decodes=size,
             splits=self._splits(size),
+            has_few_decodes=size <= MAX_FEW_DECODES,
         )
 
     def _catch_up(self, slots: IntArray, positions: IntArray, upload: Upload) -> None:

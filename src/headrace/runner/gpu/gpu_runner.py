@@ -24,6 +24,7 @@ from torch import Tensor
 from headrace.dist.device_stage_link import DeviceStageLink
 from headrace.kernels import ops
 from headrace.kernels.gpu import slots as slot_kernels
+from headrace.kernels.gpu.few_decodes import MAX_FEW_DECODES
 from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
@@ -366,6 +367,7 @@ class GpuRunner:
             max_context_len=self._shape.max_model_len,
             num_decodes=size,
             splits=self._splits(size),
+            has_few_decodes=size <= MAX_FEW_DECODES and not self._rows.has_drafts,
             shared=self._shared.first(size) if is_sharing else None,
             adapters=self._slots.adapter_rows(slots) if has_adapters else None,
         )

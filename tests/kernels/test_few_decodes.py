@@ -1,0 +1,160 @@
+"""RoPE, the write to the cache and attention in one kernel, against the same in two; see `test_gpu`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from headrace.kernels import reference
+from headrace.kernels.layout import LayerCache, Splits
+from tests.kernels.places import GPU, Place, cases, make_cache, make_layout, relative_error
+
+GPU_SHAPES = [(32, 8, 128), (32, 4, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 2, 256), (64, 8, 64), (40, 1, 128)]
+SMALL_SHAPES = [(4, 2, 32), (3, 1, 48)]
+SPLITS = [Splits(), Splits(2), Splits(5, 16), Splits(32)]
+CONTEXT_LENS = [1, 2, 64, 65, 200, 777]
+SMALL_CONTEXT_LENS = [1, 65, 150]
+
+
+def copy_of(cache: LayerCache) -> LayerCache:
+    return dataclasses.replace(cache, keys=cache.keys.clone(), values=cache.values.clone())
+
+
+def norms_of(place: Place, head_dim: int, *, has_norms: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if not has_norms:
+        return None, None
+    return torch.rand(head_dim, device=place.device) + 0.5, torch.rand(head_dim, device=place.device) + 0.5
+
+
+def check(
+    place: Place,
+    heads: tuple[int, int],
+    head_dim: int,
+    splits: Splits,
+    context_lens: list[int],
+    scores: tuple[int | None, float | None],  # window and soft cap
+    *,
+    slides: bool = True,
+    has_norms: bool = False,
+    is_fp8: bool = False,
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, 16, splits)
+    layout = dataclasses.replace(layout, has_few_decodes=True)
+    cache = make_cache(place, num_blocks, 16, heads[1], head_dim)
+    if is_fp8:
+        cache = LayerCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn))
+    twin = copy_of(cache)
+    qkv = place.randn(len(context_lens), (heads[0] + 2 * heads[1]) * head_dim)
+    angles = torch.rand(max(context_lens), head_dim // 2, device=place.device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    rope = (*heads, *norms_of(place, head_dim, has_norms=has_norms), 1e-6)
+    assert gpu.takes_few_decodes(layout, head_dim)
+    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, twin, *rope)
+    expected = reference.paged_attention(q, twin, layout, head_dim**-0.5, *scores, slides=slides)
+    found = gpu.rope_and_attend(qkv.clone(), layout, cos_sin, cache, *rope, head_dim**-0.5, *scores, slides=slides)
+    assert relative_error(found, expected) < place.attention_error
+    assert relative_error(cache.keys, twin.keys) < (0.02 if is_fp8 else place.error)  # some are rounded the other way
+    assert torch.equal(cache.values.float(), twin.values.float())
+
+
+@cases(
+    "num_heads num_kv_heads head_dim splits context_lens",
+    gpu=[(*shape, splits, CONTEXT_LENS) for shape in GPU_SHAPES for splits in SPLITS],
+    interpreted=[(*shape, splits, SMALL_CONTEXT_LENS) for shape in SMALL_SHAPES for splits in SPLITS],
+    quick=[(*SMALL_SHAPES[0], SPLITS[0], SMALL_CONTEXT_LENS), (*SMALL_SHAPES[1], SPLITS[2], SMALL_CONTEXT_LENS)],
+)
+@pytest.mark.parametrize(
+    ("window", "slides", "softcap", "has_norms"),
+    [(None, True, None, False), (50, True, None, True), (50, False, 20.0, False)],
+)
+def test_one_kernel_computes_what_two_compute(
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    splits: Splits,
+    context_lens: list[int],
+    window: int | None,
+    slides: bool,
+    softcap: float | None,
+    has_norms: bool,
+) -> None:
+    heads = (num_heads, num_kv_heads)
+    check(place, heads, head_dim, splits, context_lens, (window, softcap), slides=slides, has_norms=has_norms)
+
+
+@pytest.mark.gpu  # the interpreter does not carry when it rounds up to FP8
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), GPU_SHAPES)
+@pytest.mark.parametrize("splits", SPLITS)
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_a_cache_in_fp8_is_written_and_read(
+    num_heads: int, num_kv_heads: int, head_dim: int, splits: Splits, has_norms: bool
+) -> None:
+    scores = (None, None)
+    check(GPU, (num_heads, num_kv_heads), head_dim, splits, CONTEXT_LENS, scores, has_norms=has_norms, is_fp8=True)
+
+
+@cases("num_heads num_kv_heads head_dim", gpu=[(64, 8, 64), (8, 8, 96)], interpreted=[(4, 2, 32)])
+@pytest.mark.parametrize("splits", [Splits(), Splits(3)], ids=["whole", "split"])
+@pytest.mark.parametrize("kind", ["sinks", "slopes"])
+def test_sinks_and_slopes_apply(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, splits: Splits, kind: str
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1, 1, 1], [1, 199, 150], 16, splits)
+    layout = dataclasses.replace(layout, has_few_decodes=True)
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    twin = copy_of(cache)
+    qkv = place.randn(3, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.cat((torch.ones(200, head_dim // 2), torch.zeros(200, head_dim // 2)), dim=1).to(place.device)
+    each = torch.linspace(-9.0, 9.0, num_heads) if kind == "sinks" else torch.linspace(0.01, 0.5, num_heads)
+    extra = {kind: each.to(place.device)}
+    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, twin, num_heads, num_kv_heads, None, None, 0.0)
+    expected = reference.paged_attention(q, twin, layout, head_dim**-0.5, **extra)
+    found = gpu.rope_and_attend(
+        qkv, layout, cos_sin, cache, num_heads, num_kv_heads, None, None, 0.0, head_dim**-0.5, **extra
+    )
+    assert relative_error(found, expected) < place.attention_error
+
+
+@cases("", gpu=[()], interpreted=[()])
+def test_padding_and_later_positions_are_left_alone(place: Place) -> None:
+    """A row of padding writes nothing, and what lies behind a context, even if it is no number, has no weight."""
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1, 1, 1], [40, 70, 40], 16, Splits(3, 16))
+    cache = make_cache(place, num_blocks, 16, 2, 32)
+    layout.context_lens[2] = 0
+    cache.keys[layout.block_tables[layout.slots[0].long(), 2].long(), :, 8:] = float("nan")
+    cache.values[layout.block_tables[layout.slots[0].long(), 2].long(), :, 8:] = float("nan")
+    before = copy_of(cache)
+    qkv = place.randn(3, 8 * 32)
+    cos_sin = torch.ones(80, 32, device=place.device)
+    found = gpu.rope_and_attend(qkv, layout, cos_sin, cache, 4, 2, None, None, 0.0, 0.2)
+    assert not found[:2].isnan().any()
+    changed = (cache.keys != before.keys) & ~before.keys.isnan()
+    assert changed.any(-1).any(1).sum() == 2  # (block, offset) of the two tokens
+
+
+@cases("", gpu=[()], interpreted=[()])
+def test_counters_of_splits_are_zero_again(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    arrivals = torch.zeros(6, dtype=torch.int32, device=place.device)
+    layout, num_blocks = make_layout(place, [1, 1, 1], [200, 17, 90], 16, Splits(4, 16, arrivals=arrivals))
+    cache = make_cache(place, num_blocks, 16, 2, 32)
+    cos_sin = torch.ones(200, 32, device=place.device)
+    first, second = (
+        gpu.rope_and_attend(
+            torch.ones(3, 8 * 32, device=place.device, dtype=place.dtype),
+            layout, cos_sin, copy_of(cache), 4, 2, None, None, 0.0, 0.2,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert torch.equal(first, second)
+    assert not arrivals.any()
