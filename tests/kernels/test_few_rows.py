@@ -40,11 +40,16 @@ def test_a_norm_left_to_the_linear_layer_is_the_same_norm(
     linear = Linear(weight, None)
     assert linear.takes_unnormed(x)
 
+    normed = torch.full_like(x, torch.nan)
     found = linear(UnnormedRows(x, residual, total, gain, 1e-6))
+    again = linear(UnnormedRows(x, residual, total, gain, 1e-6, normed))
 
     summed = x if residual is None else x + residual
-    assert relative_error(found, reference.PackedLinear(weight)(reference.rms_norm(summed, gain, 1e-6))) < place.error
+    expected = reference.rms_norm(summed, gain, 1e-6)
+    assert relative_error(found, reference.PackedLinear(weight)(expected)) < place.error
     assert total is None or torch.equal(total, summed)
+    assert torch.equal(again, found)
+    assert relative_error(normed, expected) < place.error
 
 
 @cases(

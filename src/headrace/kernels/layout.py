@@ -26,6 +26,7 @@ class UnnormedRows:
     total: Tensor | None  # [T, K], out: the sum, the new residual stream
     weight: Tensor  # [K] float32, of the norm
     eps: float
+    normed: Tensor | None = None  # [T, K], out: the normed rows, if something else reads them too
 
 
 Rows = Tensor | Fp8Rows | UnnormedRows  # the input of a linear layer

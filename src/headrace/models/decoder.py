@@ -156,6 +156,9 @@ def _feed(
     if isinstance(mlp, Mlp):
         normed, residual = _normed(x, residual, norm, mlp.up, adapters)
         return mlp(normed, adapters), residual
+    if norm is not None and norm.bias is None and ops.takes_unnormed(mlp.router, residual):
+        unnormed, residual = norm.left_to_linear(x, residual, keeps_normed=True)
+        return mlp(unnormed), residual
     normed, residual = _normed(x, residual, norm, None, adapters)
     assert isinstance(normed, Tensor)
     return mlp(normed), residual

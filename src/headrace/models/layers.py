@@ -36,13 +36,16 @@ class Norm:
             return ops.add_rms_norm(x, residual, self.weight, self.eps, as_fp8=as_fp8)
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, as_fp8=as_fp8)
 
-    def left_to_linear(self, x: Tensor | None, residual: Tensor) -> tuple[ops.UnnormedRows, Tensor]:
+    def left_to_linear(
+        self, x: Tensor | None, residual: Tensor, *, keeps_normed: bool = False
+    ) -> tuple[ops.UnnormedRows, Tensor]:
         """Leaves the norm, and the addition of x, to the linear layer that follows. Returns its input and the residual
-        stream, which that layer fills."""
+        stream, which that layer fills, as it does the normed rows if they are kept."""
+        normed = torch.empty_like(residual) if keeps_normed else None
         if x is None:
-            return ops.UnnormedRows(residual, None, None, self.weight, self.eps), residual
+            return ops.UnnormedRows(residual, None, None, self.weight, self.eps, normed), residual
         total = torch.empty_like(residual)
-        return ops.UnnormedRows(x, residual, total, self.weight, self.eps), total
+        return ops.UnnormedRows(x, residual, total, self.weight, self.eps, normed), total
 
     def plain(self, x: Tensor) -> Tensor:
         """Returns the norm in the type of x, never in FP8."""

@@ -48,10 +48,14 @@ class Mixture:
     def takes_fp8(self) -> bool:
         return False  # the router needs unquantized rows; experts quantize their own
 
-    def __call__(self, x: Tensor) -> Tensor:  # [T, H]
+    def __call__(self, x: Tensor | ops.UnnormedRows) -> Tensor:  # [T, H]
+        logits = self.router(x)
+        if isinstance(x, ops.UnnormedRows):
+            assert x.normed is not None
+            x = x.normed  # the router has filled it
         takes_few = self._is_plain and ops.takes_few_tokens(self.up, self.down, x, self.activation)
         routes = ops.route(
-            self.router(x),
+            logits,
             self.num_chosen,
             self.routing,
             correction=self.correction,

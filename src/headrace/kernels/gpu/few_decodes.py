@@ -71,7 +71,7 @@ def rope_and_attend(
             arrivals = torch.zeros(num_seqs * num_kv_heads, dtype=torch.int32, device=qkv.device)
         assert arrivals.dtype == torch.int32 and arrivals.numel() >= num_seqs * num_kv_heads
     is_fp8 = cache.keys.element_size() == 1
-    tile, num_warps, num_stages = _tile_shape(head_dim)
+    tile, num_warps, num_stages = _tile_shape(head_dim, num_seqs)
     _rope_and_attend[(num_kv_heads, num_seqs * num_splits)](
         qkv,
         cache.keys,
@@ -124,9 +124,13 @@ def rope_and_attend(
     return out
 
 
-def _tile_shape(head_dim: int) -> tuple[int, int, int]:
-    """Returns keys per tile, warps and stages."""
-    return (64, 4, 3) if head_dim <= 128 else (32, 4, 3)
+def _tile_shape(head_dim: int, num_seqs: int) -> tuple[int, int, int]:
+    """Returns keys per tile, warps and stages: the best of sweeps on an H200 over 550 to 4,000 tokens, 2026-11-17."""
+    if head_dim > 128:
+        return 32, 4, 3
+    if num_seqs > 1:
+        return 64, 2, 3
+    return (128, 4, 2) if head_dim <= 64 else (64, 8, 3)
 
 
 @triton.jit(do_not_specialize=["min_split", "num_splits"])
@@ -222,6 +226,12 @@ def _rope_and_attend(
     left_dims, right_dims = dims, dims + HALF
     if IN_PAIRS:
         left_dims, right_dims = 2 * dims, 2 * dims + 1
+    key = line + (NUM_HEADS + head) * HEAD_DIM
+    value = key + NUM_KV_HEADS * HEAD_DIM
+    # Only the last split needs these, but all loads are issued together: each takes as long as all of them.
+    left_value = tl.load(value + left_dims[None, :], mask=dims[None, :] < HALF, other=0.0)
+    right_value = tl.load(value + right_dims[None, :], mask=dims[None, :] < HALF, other=0.0)
+    key_first_part, key_second_part, inside = rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
     query = line + head * GROUP * HEAD_DIM
     query_first, query_second, _ = rotated(query, q_norm, cos, sin, dims, eps, GROUP, ROWS, HEAD_DIM, HAS_Q_NORM)
     query_first = mixed_columns(query_first, ROWS, HALF_BLOCK, HADAMARD_PASSES).to(qkv.dtype.element_ty)
@@ -233,26 +243,23 @@ def _rope_and_attend(
     left = tl.zeros([ROWS, HALF_BLOCK], tl.float32)
     right = tl.zeros([ROWS, HALF_BLOCK], tl.float32)
     if split == count - 1:  # the step's token
-        key = line + (NUM_HEADS + head) * HEAD_DIM
-        first_part, second_part, inside = rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
-        first_part = mixed_columns(first_part, 1, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
-        second_part = mixed_columns(second_part, 1, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
+        first_part = mixed_columns(key_first_part, 1, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
+        second_part = mixed_columns(key_second_part, 1, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
         place = ((last_block * NUM_KV_HEADS + head) * BLOCK_SIZE + own % BLOCK_SIZE) * HEAD_DIM
         tl.store(keys + place + dims[None, :], first_part, mask=inside)
         tl.store(keys + place + HALF + dims[None, :], second_part, mask=inside)
-        value = key + NUM_KV_HEADS * HEAD_DIM
-        left_value = tl.load(value + left_dims[None, :], mask=inside, other=0.0).to(values.dtype.element_ty)
-        right_value = tl.load(value + right_dims[None, :], mask=inside, other=0.0).to(values.dtype.element_ty)
-        tl.store(values + place + left_dims[None, :], left_value, mask=inside)
-        tl.store(values + place + right_dims[None, :], right_value, mask=inside)
+        left_part = left_value.to(values.dtype.element_ty)
+        right_part = right_value.to(values.dtype.element_ty)
+        tl.store(values + place + left_dims[None, :], left_part, mask=inside)
+        tl.store(values + place + right_dims[None, :], right_part, mask=inside)
         highest = tl.sum(query_first.to(tl.float32) * first_part.to(tl.float32), axis=1)
         highest += tl.sum(query_second.to(tl.float32) * second_part.to(tl.float32), axis=1)
         highest *= scale
         if HAS_SOFTCAP:
             highest = cap_softly(highest, softcap)
         total += 1.0
-        left += left_value.to(tl.float32)
-        right += right_value.to(tl.float32)
+        left += left_part.to(tl.float32)
+        right += right_part.to(tl.float32)
 
     slope = tl.zeros([ROWS], tl.float32)
     if HAS_SLOPES:

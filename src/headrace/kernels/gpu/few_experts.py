@@ -18,7 +18,7 @@ from headrace.kernels.gpu.few_rows import ACTIVATIONS, MIN_DEPTH, gate, tile_dep
 from headrace.kernels.layout import Routes
 
 FEW_TOKENS = 4
-_UP_COLUMNS, _UP_DEPTH = 8, 1024
+_UP_COLUMNS, _UP_DEPTH = 4, 2048
 _DOWN_COLUMNS, _DOWN_DEPTH = 4, 256
 
 

@@ -31,6 +31,8 @@ _ROWS_BLOCK = 16  # the smallest side of a tensor core product
 ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
 _LARGE = 1 << 26  # elements of a weight, such as the head's; the loads of larger ones are pipelined
 _LARGE_GATE = 1 << 25
+_WIDE = 8192
+_MANY_COLUMNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Linear:
     def _one_row(self, x: Tensor, norm: UnnormedRows | None = None, activation: str | None = None) -> Tensor:
         num_columns, width = self.weight.shape
         num_columns //= 1 if activation is None else 2
-        tile = _row_tile(num_columns, width, has_norm=norm is not None)
+        tile = _row_tile(num_columns, width, has_norm=norm is not None, is_gated=activation is not None)
+        assert tile.stages == 1 or norm is None or norm.normed is None
         out = torch.empty((1, num_columns), dtype=x.dtype, device=x.device)
         residual = None if norm is None else norm.residual
         _multiply_row[(num_columns // tile.columns,)](
@@ -83,6 +86,7 @@ class Linear:
             x if residual is None else residual,
             x if norm is None else norm.weight,
             x if norm is None or norm.total is None else norm.total,
+            x if norm is None or norm.normed is None else norm.normed,
             self.weight,
             x if self.bias is None else self.bias,
             out,
@@ -95,6 +99,7 @@ class Linear:
             STAGES=tile.stages,
             HAS_NORM=norm is not None,
             HAS_RESIDUAL=residual is not None,
+            KEEPS_NORMED=norm is not None and norm.normed is not None,
             HAS_BIAS=self.bias is not None,
             ACTIVATION=ACTIVATIONS[activation],
             num_warps=tile.num_warps,
@@ -113,12 +118,16 @@ class RowTile(NamedTuple):
     stages: int  # of the loop over the depth; 1: the next tile is loaded by hand, the first before the wait
 
 
-def _row_tile(num_columns: int, width: int, *, has_norm: bool) -> RowTile:
-    """A layer with a norm holds whole rows of its weight, where they fit: it waits longer for its input."""
+def _row_tile(num_columns: int, width: int, *, has_norm: bool, is_gated: bool) -> RowTile:
+    """The best in graphs of whole decode layers: what is best in a chain of GEMMs is not best between other kernels."""
     if num_columns * width > _LARGE:
         return RowTile(16, tile_depth(width, 512), 4, 3)
-    depth = tile_depth(width, 4096 if has_norm else 2048)
-    return RowTile(4, depth, 8 if depth > 2048 else 4, 1)
+    if is_gated:
+        depth = tile_depth(width, 4096)
+        return RowTile(2 if depth > 1024 else 4, depth, 4, 1)
+    if width > _WIDE or (has_norm and num_columns >= _MANY_COLUMNS):
+        return RowTile(8, tile_depth(width, 1024), 4, 1)
+    return RowTile(4, tile_depth(width, 2048), 4, 1)
 
 
 def tile_depth(width: int, largest: int) -> int:
@@ -134,6 +143,7 @@ def _multiply_row(
     residual,
     gain,
     total,
+    normed,
     weight,
     bias,
     out,
@@ -146,11 +156,13 @@ def _multiply_row(
     STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    KEEPS_NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Computes COLUMNS elements of the product of one row; with an activation, of both halves of the weight."""
+    """Computes COLUMNS elements of the product of one row; with an activation, of both halves of the weight. The first
+    program also stores the normed row, if it is wanted."""
     let_next_start(IS_DEPENDENT)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depths = tl.arange(0, DEPTH)
@@ -173,6 +185,9 @@ def _multiply_row(
                 if ACTIVATION:
                     next_second = tl.load(second_at + depth + DEPTH)
             row = _normed_part(x, residual, gain, scale, depth + depths, HAS_NORM, HAS_RESIDUAL)
+            if KEEPS_NORMED:
+                if tl.program_id(0) == 0:
+                    tl.store(normed + depth + depths, row.to(normed.dtype.element_ty))
             sums += first.to(tl.float32) * row[None, :]
             if ACTIVATION:
                 up_sums += second.to(tl.float32) * row[None, :]
