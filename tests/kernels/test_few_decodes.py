@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.kernels import reference
-from headrace.kernels.layout import LayerCache, Splits
+from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from tests.kernels.places import GPU, Place, cases, make_cache, make_layout, relative_error
 
 GPU_SHAPES = [(32, 8, 128), (32, 4, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 2, 256), (64, 8, 64), (40, 1, 128)]
@@ -96,6 +96,71 @@ def test_a_cache_in_fp8_is_written_and_read(
 ) -> None:
     scores = (None, None)
     check(GPU, (num_heads, num_kv_heads), head_dim, splits, CONTEXT_LENS, scores, has_norms=has_norms, is_fp8=True)
+
+
+def with_drafts(place: Place, layout: StepLayout, num_rows: list[int]) -> StepLayout:
+    """The same step with several tokens of each sequence, of which the first is the layout's."""
+    seqs = torch.repeat_interleave(torch.arange(len(num_rows)), torch.tensor(num_rows)).to(place.device)
+    offsets = torch.cat([torch.arange(n) for n in num_rows]).to(place.device)
+    slots, positions = layout.slots[seqs], layout.positions[seqs] + offsets
+    blocks = layout.block_tables[slots.long(), positions // 16].long()
+    return dataclasses.replace(
+        layout,
+        positions=positions,
+        slot_mapping=blocks * 16 + positions % 16,
+        query_starts=torch.arange(len(seqs) + 1, dtype=torch.int32, device=place.device),
+        context_lens=(positions + 1).int(),
+        slots=slots,
+        num_decodes=len(seqs),
+        offsets=offsets.int(),
+        has_few_decodes=True,
+    )
+
+
+@cases(
+    "num_heads num_kv_heads head_dim",
+    gpu=[(32, 8, 128), (32, 4, 128), (9, 3, 64), (16, 2, 256)],
+    interpreted=[(4, 2, 32), (3, 1, 48)],
+    quick=[(4, 2, 32)],
+)
+@pytest.mark.parametrize("splits", [Splits(), Splits(3, 16)], ids=["whole", "split"])
+@pytest.mark.parametrize(("window", "softcap", "has_norms"), [(None, None, True), (20, 20.0, False), (3, None, False)])
+@pytest.mark.parametrize("has_slopes", [False, True])
+def test_drafts_of_a_sequence_see_those_before_them(
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    splits: Splits,
+    window: int | None,
+    softcap: float | None,
+    has_norms: bool,
+    has_slopes: bool,
+) -> None:
+    from headrace.kernels import gpu
+
+    # Blocks for the contexts with their drafts; the step begins before these.
+    num_rows, lens = [1, 5, 2, 7, 1], [1, 60, 18, 135, 90]
+    layout, num_blocks = make_layout(
+        place, [1] * 5, [n + r - 1 for n, r in zip(lens, num_rows, strict=True)], 16, splits
+    )
+    layout = dataclasses.replace(layout, positions=torch.tensor(lens, device=place.device) - 1)
+    layout = with_drafts(place, layout, num_rows)
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    twin = copy_of(cache)
+    qkv = place.randn(sum(num_rows), (num_heads + 2 * num_kv_heads) * head_dim)
+    angles = torch.rand(200, head_dim // 2, device=place.device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    rope = (num_heads, num_kv_heads, *norms_of(place, head_dim, has_norms=has_norms), 1e-6)
+    slopes = torch.linspace(0.01, 0.5, num_heads, device=place.device) if has_slopes else None
+    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, twin, *rope)
+    expected = reference.paged_attention(q, twin, layout, head_dim**-0.5, window, softcap, slopes=slopes)
+    found = gpu.rope_and_attend(
+        qkv.clone(), layout, cos_sin, cache, *rope, head_dim**-0.5, window, softcap, slopes=slopes
+    )
+    assert relative_error(found, expected) < place.attention_error
+    assert relative_error(cache.keys, twin.keys) < place.error
+    assert torch.equal(cache.values, twin.values)
 
 
 @cases("num_heads num_kv_heads head_dim", gpu=[(64, 8, 64), (8, 8, 96)], interpreted=[(4, 2, 32)])

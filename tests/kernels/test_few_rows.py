@@ -29,6 +29,22 @@ def test_one_row_is_multiplied_as_by_the_library(place: Place, num_columns: int,
     assert relative_error(found, reference.PackedLinear(weight, bias)(x)) < place.error
 
 
+@cases(
+    "num_rows num_columns width",
+    gpu=[(rows, *shape) for rows in (2, 5, 16) for shape in GPU_SHAPES],
+    interpreted=[(3, 32, 256), (16, 16, 384)],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_rows_are_multiplied_as_by_the_library(
+    place: Place, num_rows: int, num_columns: int, width: int, has_bias: bool
+) -> None:
+    weight, x = weight_of(place, num_columns, width), place.randn(num_rows, width)
+    bias = place.randn(num_columns) if has_bias else None
+    found, again = (Linear(weight, bias)(x) for _ in range(2))
+    assert relative_error(found, reference.PackedLinear(weight, bias)(x)) < place.error
+    assert torch.equal(found, again)
+
+
 @cases("num_columns width", gpu=GPU_SHAPES, interpreted=[(32, 256), (16, 384)])
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_a_norm_left_to_the_linear_layer_is_the_same_norm(

@@ -143,7 +143,11 @@ class StepLayout:
     max_context_len: int
     num_decodes: int = 0  # leading sequences with one token each; a GPU has a kernel of its own for them
     splits: Splits = Splits()  # of the decodes
-    has_few_decodes: bool = False  # and nothing else, each of another sequence: a GPU computes their attention at once
+    has_few_decodes: bool = False  # and nothing else: a GPU computes RoPE and attention in one kernel
+    offsets: Tensor | None = (
+        None  # [T] int32, 0, 1, 2 ... for the tokens of one slot in a step of decodes that verifies
+    )
+    # drafts: each token is a decode of its own, after those of the same slot; None: each is of another slot
     shared: SharedPrefixes | None = None  # of the decodes
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the prefills
     num_fresh: int = 0  # last sequences, whose whole context is in this step

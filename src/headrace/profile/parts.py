@@ -50,7 +50,7 @@ EXECUTE = RANGE + "execute"  # one step on the CPU's device thread
 OWN_KERNELS: dict[str, Part] = {
     "_multiply": "gemm",  # experts
     "_multiply_row": "gemm",  # with the norm before it and the activation after it
-    "_gated_rows": "gemm",
+    "_multiply_rows": "gemm",
     "_shrink": "gemm",  # of adapters
     "_expand": "gemm",
     "_gate_up": "gemm",  # experts of few tokens

@@ -4,8 +4,11 @@ Such a step is bound by how long memory takes to answer. A program loads its fir
 steps, while the QKV projection still runs; when that has ended, it only needs its queries and the step's own token.
 
     before the wait    context length, block table, cosines and sines, first tile of keys and values
-    after it           queries: norm, rotation; the last split: key and value of the step's token, into the cache too
-                       first tile, the tiles after it, merge of the splits by the program that ends last
+    after it           queries: norm, rotation; the last split: keys and values of the step's tokens, its own into the
+                       cache; first tile, the tiles after it, merge of the splits by the program that ends last
+
+In a step that verifies drafts, the tokens of a slot are decodes of their own, one after the other. What a token needs
+of those before it is not in the cache yet, so its program computes their keys again.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ def rope_and_attend(
         layout.block_tables,
         layout.slots,
         layout.context_lens,
+        layout.context_lens if layout.offsets is None else layout.offsets,
         cos_sin,
         qkv if q_norm is None else q_norm,
         qkv if k_norm is None else k_norm,
@@ -100,11 +104,13 @@ def rope_and_attend(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         ROWS=max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads)),
+        NEW_BLOCK=1 if layout.offsets is None else MAX_FEW_DECODES,
         HEAD_DIM=head_dim,
         HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
         BLOCK_SIZE=cache.block_size,
         TILE=tile,
         HAS_SPLITS=num_splits > 1,
+        HAS_OFFSETS=layout.offsets is not None,
         HAS_WINDOW=window is not None,
         SLIDES=slides,
         HAS_SOFTCAP=softcap is not None,
@@ -142,6 +148,7 @@ def _rope_and_attend(
     block_tables,
     slots,
     context_lens,
+    offsets,
     cos_sin,
     q_norm,
     k_norm,
@@ -162,11 +169,13 @@ def _rope_and_attend(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    NEW_BLOCK: tl.constexpr,  # most tokens of one sequence in this step
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     HAS_SPLITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -193,16 +202,19 @@ def _rope_and_attend(
         split = item - seq * num_splits
     context_len = tl.load(context_lens + seq)
     table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
-    own = tl.maximum(context_len - 1, 0)  # position of the step's token: all before it are in the cache
+    own = tl.maximum(context_len - 1, 0)  # position of the token
+    cached = own  # tokens of earlier steps
+    if HAS_OFFSETS:
+        cached = tl.maximum(own - tl.load(offsets + seq), 0)
     first = 0
     if HAS_WINDOW:
         first = first_seen(own, window, SLIDES)
     begin = first // TILE * TILE
-    count, end = 1, own
+    count, end = 1, cached
     if HAS_SPLITS:
-        count, per_split = own_splits(own - begin, min_split, num_splits, TILE)
+        count, per_split = own_splits(cached - begin, min_split, num_splits, TILE)
         begin = begin + split * per_split
-        end = tl.minimum(own, begin + per_split)
+        end = tl.minimum(cached, begin + per_split)
 
     HALF: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HALF_BLOCK)
@@ -219,21 +231,38 @@ def _rope_and_attend(
     if (context_len == 0) | (split >= count):  # padding, or nothing is left for this split
         return
 
-    line = qkv + seq.to(tl.int64) * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    QKV_DIM: tl.constexpr = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    line = qkv + seq.to(tl.int64) * QKV_DIM
     rows = tl.arange(0, ROWS)
     is_head = rows < GROUP
     is_part = is_head[:, None] & (dims[None, :] < HALF)
     left_dims, right_dims = dims, dims + HALF
     if IN_PAIRS:
         left_dims, right_dims = 2 * dims, 2 * dims + 1
-    key = line + (NUM_HEADS + head) * HEAD_DIM
-    value = key + NUM_KV_HEADS * HEAD_DIM
-    # Only the last split needs these, but all loads are issued together: each takes as long as all of them.
-    left_value = tl.load(value + left_dims[None, :], mask=dims[None, :] < HALF, other=0.0)
-    right_value = tl.load(value + right_dims[None, :], mask=dims[None, :] < HALF, other=0.0)
-    key_first_part, key_second_part, inside = rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
+    # Only the last split needs the step's keys and values, but all loads are issued together: each takes as long as all
+    # of them.
+    num_new = own - cached + 1
+    key = line + (NUM_HEADS + head) * HEAD_DIM - (num_new - 1) * QKV_DIM
+    if HAS_OFFSETS:
+        news = tl.arange(0, NEW_BLOCK)
+        is_new = (news < num_new)[:, None] & (dims[None, :] < HALF)
+        new_angles = cos_sin + (cached + news).to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        new_cos = tl.load(new_angles, mask=is_new, other=0.0)
+        new_sin = tl.load(new_angles + HALF, mask=is_new, other=0.0)
+    else:
+        news = tl.arange(0, 1)
+        is_new = dims[None, :] < HALF
+        new_cos, new_sin = cos[None, :], sin[None, :]
+    value = key + NUM_KV_HEADS * HEAD_DIM + news[:, None] * QKV_DIM
+    left_value = tl.load(value + left_dims[None, :], mask=is_new, other=0.0)
+    right_value = tl.load(value + right_dims[None, :], mask=is_new, other=0.0)
+    new_first, new_second, _ = rotated(
+        key, QKV_DIM, k_norm, new_cos, new_sin, dims, eps, num_new, NEW_BLOCK, HEAD_DIM, HAS_K_NORM
+    )
     query = line + head * GROUP * HEAD_DIM
-    query_first, query_second, _ = rotated(query, q_norm, cos, sin, dims, eps, GROUP, ROWS, HEAD_DIM, HAS_Q_NORM)
+    query_first, query_second, _ = rotated(
+        query, HEAD_DIM, q_norm, cos[None, :], sin[None, :], dims, eps, GROUP, ROWS, HEAD_DIM, HAS_Q_NORM
+    )
     query_first = mixed_columns(query_first, ROWS, HALF_BLOCK, HADAMARD_PASSES).to(qkv.dtype.element_ty)
     query_second = mixed_columns(query_second, ROWS, HALF_BLOCK, HADAMARD_PASSES).to(qkv.dtype.element_ty)
     query_first, query_second = in_dot_dtype(query_first, keys), in_dot_dtype(query_second, keys)
@@ -242,24 +271,36 @@ def _rope_and_attend(
     total = tl.zeros([ROWS], tl.float32)
     left = tl.zeros([ROWS, HALF_BLOCK], tl.float32)
     right = tl.zeros([ROWS, HALF_BLOCK], tl.float32)
-    if split == count - 1:  # the step's token
-        first_part = mixed_columns(key_first_part, 1, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
-        second_part = mixed_columns(key_second_part, 1, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
+    if split == count - 1:  # the step's tokens
+        first_part = mixed_columns(new_first, NEW_BLOCK, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
+        second_part = mixed_columns(new_second, NEW_BLOCK, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
+        left_part, right_part = left_value.to(values.dtype.element_ty), right_value.to(values.dtype.element_ty)
+        # Each program stores its own token: others of the same slot have programs too.
         place = ((last_block * NUM_KV_HEADS + head) * BLOCK_SIZE + own % BLOCK_SIZE) * HEAD_DIM
-        tl.store(keys + place + dims[None, :], first_part, mask=inside)
-        tl.store(keys + place + HALF + dims[None, :], second_part, mask=inside)
-        left_part = left_value.to(values.dtype.element_ty)
-        right_part = right_value.to(values.dtype.element_ty)
-        tl.store(values + place + left_dims[None, :], left_part, mask=inside)
-        tl.store(values + place + right_dims[None, :], right_part, mask=inside)
-        highest = tl.sum(query_first.to(tl.float32) * first_part.to(tl.float32), axis=1)
-        highest += tl.sum(query_second.to(tl.float32) * second_part.to(tl.float32), axis=1)
-        highest *= scale
-        if HAS_SOFTCAP:
-            highest = cap_softly(highest, softcap)
-        total += 1.0
-        left += left_part.to(tl.float32)
-        right += right_part.to(tl.float32)
+        is_own = is_new & (news == num_new - 1)[:, None]
+        tl.store(keys + place + tl.broadcast_to(dims[None, :], first_part.shape), first_part, mask=is_own)
+        tl.store(keys + place + tl.broadcast_to(HALF + dims[None, :], first_part.shape), second_part, mask=is_own)
+        tl.store(values + place + tl.broadcast_to(left_dims[None, :], first_part.shape), left_part, mask=is_own)
+        tl.store(values + place + tl.broadcast_to(right_dims[None, :], first_part.shape), right_part, mask=is_own)
+        if HAS_OFFSETS:
+            slope = tl.zeros([ROWS], tl.float32)
+            if HAS_SLOPES:
+                slope = tl.load(slopes + head * GROUP + rows, mask=is_head, other=0.0)
+            highest, total, left, right = _see_tile(
+                highest, total, left, right, query_first, query_second, first_part, second_part,
+                left_part.to(query_first.dtype), right_part.to(query_first.dtype),
+                cached + news, first, own + 1, own, scale, softcap, slope,
+                ROWS, HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, False, IS_INTERPRETED,
+            )  # fmt: skip
+        else:
+            highest = tl.sum(query_first.to(tl.float32) * first_part.to(tl.float32), axis=1)
+            highest += tl.sum(query_second.to(tl.float32) * second_part.to(tl.float32), axis=1)
+            highest *= scale
+            if HAS_SOFTCAP:
+                highest = cap_softly(highest, softcap)
+            total += 1.0
+            left += left_part.to(tl.float32)
+            right += right_part.to(tl.float32)
 
     slope = tl.zeros([ROWS], tl.float32)
     if HAS_SLOPES:

@@ -3,14 +3,15 @@
     one row            `_multiply_row`: each program multiplies a few rows of the weight by x without tensor cores. The
                        RMS norm before it and the gated activation after it are part of it. Its first weights are
                        loaded before the kernel before it has ended (`dependent_launch`).
-    2 to 16 rows       `_gated_rows`: gate and up with their activation in one kernel; other layers use the library
-    more               the library's GEMM
+    2 to 16 rows       `_multiply_rows`: on tensor cores, with the gated activation after it
+    more               the library's GEMM, as for the head with more than one row
 
 Launch parameters: the best of a sweep on an H200, 2026-11-17, over the shapes of 1B and 8B models.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +62,8 @@ class Linear:
             return self._one_row(x.x, x)
         if x.shape[0] == 1 and self._is_fast:
             return self._one_row(x)
+        if 1 < x.shape[0] <= MAX_ROWS and self._is_fast and self.weight.numel() <= _LARGE:
+            return _few_rows(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
@@ -71,7 +74,7 @@ class Linear:
         if x.shape[0] == 1 and is_fast:
             return self._one_row(x, None, activation)
         if 1 < x.shape[0] <= MAX_ROWS and is_fast:
-            return _few_rows_gated(x, self.weight, activation)
+            return _few_rows(x, self.weight, None, activation)
         return GATED[activation](self(x))
 
     def _one_row(self, x: Tensor, norm: UnnormedRows | None = None, activation: str | None = None) -> Tensor:
@@ -247,60 +250,127 @@ def gate(gate_sums, up_sums, out, ACTIVATION: tl.constexpr):
     return (gated * tl.sigmoid(bend)).to(element) * up_sums.to(element)
 
 
-def _few_rows_gated(x: Tensor, weight: Tensor, activation: str) -> Tensor:
-    num_columns, width = weight.shape[0] // 2, weight.shape[1]
+class FewRowsTile(NamedTuple):
+    columns: int  # rows of the weight, which are columns of the output
+    depth: int
+    first_depth: int  # of the part of the weight that is loaded before the wait; 0: none
+    num_warps: int
+    stages: int
+    splits: int = 1  # programs that share the depth of a tile
+
+
+def _few_rows_tile(num_columns: int, width: int, *, is_gated: bool) -> FewRowsTile:
+    if is_gated:
+        columns = 32 if num_columns * width > _LARGE_GATE else 64
+        return FewRowsTile(columns, tile_depth(width, 128), 0, 4, 4)
+    return FewRowsTile(16, tile_depth(width, 256), 0, 2, 5)
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> Tensor:
+    return torch.zeros(4096, dtype=torch.int32, device=device)
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
+    width, num_matrices = weight.shape[1], 1 if activation is None else 2
+    num_columns = weight.shape[0] // num_matrices
     out = torch.empty((x.shape[0], num_columns), dtype=x.dtype, device=x.device)
-    columns = 32 if num_columns * width > _LARGE_GATE else 64
-    depth = tile_depth(width, 128)
-    stage_bytes = (2 * columns + _ROWS_BLOCK) * depth * x.element_size()
-    _gated_rows[(num_columns // columns,)](
+    tile = _few_rows_tile(num_columns, width, is_gated=activation is not None)
+    stage_bytes = (num_matrices * tile.columns + _ROWS_BLOCK) * tile.depth * x.element_size()
+    partial, arrivals = out, out
+    if tile.splits > 1:
+        partial = torch.empty((tile.splits, *out.shape), dtype=torch.float32, device=x.device)
+        arrivals = _arrivals(x.device)
+    _multiply_rows[(num_columns // tile.columns, tile.splits)](
         x.contiguous(),
         weight,
+        x if bias is None else bias,
         out,
+        partial,
+        arrivals,
         x.shape[0],
         num_columns,
         WIDTH=width,
         ROWS=_ROWS_BLOCK,
-        COLUMNS=columns,
-        DEPTH=depth,
-        STAGES=fitting_stages(4, stage_bytes, x.device),
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        FIRST_DEPTH=tile.first_depth,
+        SPLITS=tile.splits,
+        STAGES=fitting_stages(tile.stages, stage_bytes, x.device),
+        HAS_BIAS=bias is not None,
         ACTIVATION=ACTIVATIONS[activation],
-        num_warps=4,
+        num_warps=tile.num_warps,
         **dependent_launch(x.device),
     )
     return out
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _gated_rows(
+def _multiply_rows(
     x,
     weight,
+    bias,
     out,
+    partial,
+    arrivals,
     num_rows,
     num_columns,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    FIRST_DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Computes COLUMNS columns of all rows. The weight is the left operand: tensor cores take 64 rows of it."""
+    """Computes COLUMNS columns of all rows; with an activation, of both halves of the weight. The weight is the left
+    operand: tensor cores take 16 or 64 rows of it."""
     let_next_start(IS_DEPENDENT)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    depths = tl.arange(0, DEPTH)
     rows = tl.arange(0, ROWS)
-    gate_at = weight + columns[:, None].to(tl.int64) * WIDTH + depths[None, :]
-    up_at = gate_at + num_columns.to(tl.int64) * WIDTH
-    row_at = x + rows[:, None] * WIDTH + depths[None, :]
     inside = rows[:, None] < num_rows
+    LENGTH: tl.constexpr = WIDTH // SPLITS  # of this program's part of the depth
+    begin = tl.program_id(1) * LENGTH
+    lines = weight + columns[:, None].to(tl.int64) * WIDTH + begin
+    up_lines = lines + num_columns.to(tl.int64) * WIDTH  # of the gate is up
+    row_lines = x + rows[:, None] * WIDTH + begin
+    if FIRST_DEPTH:
+        firsts = tl.arange(0, FIRST_DEPTH)[None, :]
+        first = tl.load(lines + firsts)
+        if ACTIVATION:
+            first_up = tl.load(up_lines + firsts)
     wait_for_kernels_before(IS_DEPENDENT)
-    gate_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     up_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for depth in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
-        row = tl.trans(tl.load(row_at + depth, mask=inside, other=0.0))
-        gate_sums = tl.dot(tl.load(gate_at + depth), row, gate_sums)
-        up_sums = tl.dot(tl.load(up_at + depth), row, up_sums)
-    at = out + rows[None, :] * num_columns + columns[:, None]
-    tl.store(at, gate(gate_sums, up_sums, out, ACTIVATION).to(out.dtype.element_ty), mask=rows[None, :] < num_rows)
+    if FIRST_DEPTH:
+        first_row = tl.trans(tl.load(row_lines + firsts, mask=inside, other=0.0))
+        sums = tl.dot(first, first_row, sums)
+        if ACTIVATION:
+            up_sums = tl.dot(first_up, first_row, up_sums)
+    depths = tl.arange(0, DEPTH)[None, :]
+    for depth in tl.range(FIRST_DEPTH, LENGTH, DEPTH, num_stages=STAGES):
+        row = tl.trans(tl.load(row_lines + depth + depths, mask=inside, other=0.0))
+        sums = tl.dot(tl.load(lines + depth + depths), row, sums)
+        if ACTIVATION:
+            up_sums = tl.dot(tl.load(up_lines + depth + depths), row, up_sums)
+    at = rows[None, :] * num_columns + columns[:, None]
+    is_row = rows[None, :] < num_rows
+    if SPLITS > 1:
+        size = num_rows * num_columns
+        tl.store(partial + tl.program_id(1) * size + at, sums, mask=is_row)
+        tl.debug_barrier()  # the whole program has stored its sums before it counts as arrived
+        arrival = arrivals + tl.program_id(0)
+        if tl.atomic_add(arrival, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrival, 0)  # the next kernel expects zeros
+        sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+        for split in tl.static_range(SPLITS):  # always in this order, so that results repeat exactly
+            sums += tl.load(partial + split * size + at, mask=is_row, other=0.0, cache_modifier=".cg")
+    if HAS_BIAS:
+        sums += tl.load(bias + columns).to(tl.float32)[:, None]
+    if ACTIVATION:
+        sums = gate(sums, up_sums, out, ACTIVATION).to(tl.float32)
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=is_row)

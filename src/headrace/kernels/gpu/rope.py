@@ -84,7 +84,9 @@ def _rotate(
     cos = tl.load(angles + dims, mask=dims < half, other=0.0)
     sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
     heads = qkv + token * 3 * NUM_HEADS * HEAD_DIM
-    first, second, inside = rotated(heads, heads, cos, sin, dims, 0.0, 2 * NUM_HEADS, HEAD_BLOCK, HEAD_DIM, False)
+    first, second, inside = rotated(
+        heads, HEAD_DIM, heads, cos[None, :], sin[None, :], dims, 0.0, 2 * NUM_HEADS, HEAD_BLOCK, HEAD_DIM, False
+    )
     at = heads + tl.arange(0, HEAD_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
@@ -92,12 +94,13 @@ def _rotate(
 
 @triton.jit
 def rotated(
-    heads, norm, cos, sin, dims, eps, NUM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr
+    heads, stride, norm, cos, sin, dims, eps, num, BLOCK: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr
 ):
-    """Returns both halves of NUM heads of one token, normed if asked and rotated; [BLOCK, D / 2] each."""
+    """Returns both halves of `num` heads, which are `stride` apart, normed if asked and rotated; [BLOCK, D / 2] each.
+    Cosines and sines are [1, D / 2] or [BLOCK, D / 2]."""
     lines = tl.arange(0, BLOCK)
-    inside = (lines[:, None] < NUM) & (dims[None, :] < DIM // 2)
-    at = heads + lines[:, None] * DIM + dims[None, :]
+    inside = (lines[:, None] < num) & (dims[None, :] < DIM // 2)
+    at = heads + lines[:, None] * stride + dims[None, :]
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + DIM // 2, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
@@ -107,7 +110,7 @@ def rotated(
         gain_second = tl.load(norm + DIM // 2 + dims, mask=dims < DIM // 2, other=0.0).to(tl.float32)
         first = (first * scale * gain_first[None, :]).to(heads.dtype.element_ty).to(tl.float32)
         second = (second * scale * gain_second[None, :]).to(heads.dtype.element_ty).to(tl.float32)
-    return first * cos[None, :] - second * sin[None, :], second * cos[None, :] + first * sin[None, :], inside
+    return first * cos - second * sin, second * cos + first * sin, inside
 
 
 @triton.jit
@@ -159,7 +162,9 @@ def _rope_and_store(
 
     line = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     query = line + head * group * HEAD_DIM
-    first, second, inside = rotated(query, q_norm, cos, sin, dims, eps, group, GROUP_BLOCK, HEAD_DIM, HAS_Q_NORM)
+    first, second, inside = rotated(
+        query, HEAD_DIM, q_norm, cos[None, :], sin[None, :], dims, eps, group, GROUP_BLOCK, HEAD_DIM, HAS_Q_NORM
+    )
     first = mixed_columns(first, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
     second = mixed_columns(second, GROUP_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
     at = query + tl.arange(0, GROUP_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
@@ -170,7 +175,9 @@ def _rope_and_store(
     slot = tl.load(slot_mapping + token)
     place = ((slot // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims[None, :]
     key = line + (NUM_HEADS + head) * HEAD_DIM
-    first, second, inside = rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
+    first, second, inside = rotated(
+        key, HEAD_DIM, k_norm, cos[None, :], sin[None, :], dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM
+    )
     first = mixed_columns(first, 1, HALF_BLOCK, HADAMARD_PASSES)
     second = mixed_columns(second, 1, HALF_BLOCK, HADAMARD_PASSES)
     tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)

@@ -367,7 +367,8 @@ class GpuRunner:
             max_context_len=self._shape.max_model_len,
             num_decodes=size,
             splits=self._splits(size),
-            has_few_decodes=size <= MAX_FEW_DECODES and not self._rows.has_drafts,
+            has_few_decodes=size <= MAX_FEW_DECODES,
+            offsets=self._rows.offsets(size),
             shared=self._shared.first(size) if is_sharing else None,
             adapters=self._slots.adapter_rows(slots) if has_adapters else None,
         )
