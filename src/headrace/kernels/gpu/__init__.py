@@ -2,6 +2,7 @@
 
     attention.py            splits a step's sequences over the attention kernels below
     decode_attention.py     decode: one query token per sequence; long contexts are split over programs
+    few_decodes.py          decode with few sequences, RoPE and the write to the cache in the same kernel
     shared_attention.py     prefixes that several decoding sequences share, read once for all of them
     prefill_attention.py    fresh prefills and prefill continuations, read from the paged cache
     bidirectional_attention.py   attention of encoders: whole texts, packed, no cache

@@ -333,7 +333,7 @@ def _rope_and_attend(
         if tl.atomic_add(arrival, 1, sem="acq_rel") < count - 1:
             return
         tl.store(arrival, 0)  # the next kernel expects zeros
-        _merge(
+        _merge_splits(
             out, partial, sums, sinks + head * GROUP, first_row, count, num_splits,
             GROUP, HEAD_DIM, 2 * HALF_BLOCK, MAX_SPLITS, HAS_SINKS, MERGED_TOGETHER,
         )  # fmt: skip
@@ -434,7 +434,7 @@ def _see_tile(
 
 
 @triton.jit
-def _merge(
+def _merge_splits(
     out,
     partial,
     sums,

@@ -11,7 +11,6 @@ Launch parameters: the best of a sweep on an H200, 2026-11-17, over the shapes o
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,9 +30,11 @@ MIN_DEPTH = 128  # of a tile
 _ROWS_BLOCK = 16  # the smallest side of a tensor core product
 ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
 _LARGE = 1 << 26  # elements of a weight, such as the head's; the loads of larger ones are pipelined
-_LARGE_GATE = 1 << 25
 _WIDE = 8192
 _MANY_COLUMNS = 1024
+_TILE_COLUMNS = 64  # of few rows: tensor cores take 64 rows of the weight
+_MANY_TILES = 64
+_MIN_STAGES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Linear:
 
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
+    arrivals: Tensor | None = None  # [tiles] int32, zeros before and after a kernel; None: allocated per call
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return cls(weight, bias, _arrivals(weight))
 
     @property
     def takes_fp8(self) -> bool:
@@ -62,20 +68,25 @@ class Linear:
             return self._one_row(x.x, x)
         if x.shape[0] == 1 and self._is_fast:
             return self._one_row(x)
-        if 1 < x.shape[0] <= MAX_ROWS and self._is_fast and self.weight.numel() <= _LARGE:
-            return _few_rows(x, self.weight, self.bias)
+        if 1 < x.shape[0] <= MAX_ROWS and self._has_whole_tiles:
+            return self._few_rows(x)
         return F.linear(x, self.weight, self.bias)
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
         """Multiplies by gate and up, the halves of the weight, and applies the activation."""
-        is_fast = self._is_fast and self.bias is None and self.weight.shape[0] % (4 * _ROWS_BLOCK * 2) == 0
+        is_fast = self._is_fast and self.bias is None and self.weight.shape[0] % (2 * _TILE_COLUMNS) == 0
         if isinstance(x, UnnormedRows):
             return self._one_row(x.x, x, activation) if is_fast else GATED[activation](self._one_row(x.x, x))
         if x.shape[0] == 1 and is_fast:
             return self._one_row(x, None, activation)
         if 1 < x.shape[0] <= MAX_ROWS and is_fast:
-            return _few_rows(x, self.weight, None, activation)
+            return self._few_rows(x, activation)
         return GATED[activation](self(x))
+
+    @property
+    def _has_whole_tiles(self) -> bool:
+        num_columns = self.weight.shape[0]
+        return self._is_fast and num_columns % _TILE_COLUMNS == 0 and self.weight.numel() <= _LARGE
 
     def _one_row(self, x: Tensor, norm: UnnormedRows | None = None, activation: str | None = None) -> Tensor:
         num_columns, width = self.weight.shape
@@ -106,6 +117,42 @@ class Linear:
             HAS_BIAS=self.bias is not None,
             ACTIVATION=ACTIVATIONS[activation],
             num_warps=tile.num_warps,
+            **dependent_launch(x.device),
+        )
+        return out
+
+    def _few_rows(self, x: Tensor, activation: str | None = None) -> Tensor:
+        width, num_matrices = self.weight.shape[1], 1 if activation is None else 2
+        num_columns = self.weight.shape[0] // num_matrices
+        out = torch.empty((x.shape[0], num_columns), dtype=x.dtype, device=x.device)
+        tile = _few_rows_tile(num_columns, width, is_gated=activation is not None)
+        stage_bytes = (num_matrices * _TILE_COLUMNS + _ROWS_BLOCK) * MIN_DEPTH * x.element_size()
+        # What is loaded before the wait takes the shared memory of a stage; where that is scarce, nothing is.
+        room = fitting_stages(tile.stages + bool(tile.first_depth), stage_bytes, x.device)
+        first_depth = tile.first_depth if room > _MIN_STAGES else 0
+        partial, arrivals = out, out
+        if tile.splits > 1:
+            partial = torch.empty((tile.splits, *out.shape), dtype=torch.float32, device=x.device)
+            arrivals = _arrivals(self.weight) if self.arrivals is None else self.arrivals
+        _multiply_rows[(num_columns // _TILE_COLUMNS, tile.splits)](
+            x.contiguous(),
+            self.weight,
+            x if self.bias is None else self.bias,
+            out,
+            partial,
+            arrivals,
+            x.shape[0],
+            num_columns,
+            WIDTH=width,
+            ROWS=_ROWS_BLOCK,
+            COLUMNS=_TILE_COLUMNS,
+            DEPTH=MIN_DEPTH,
+            FIRST_DEPTH=first_depth,
+            SPLITS=tile.splits,
+            STAGES=room - bool(first_depth),
+            HAS_BIAS=self.bias is not None,
+            ACTIVATION=ACTIVATIONS[activation],
+            num_warps=4,
             **dependent_launch(x.device),
         )
         return out
@@ -251,58 +298,23 @@ def gate(gate_sums, up_sums, out, ACTIVATION: tl.constexpr):
 
 
 class FewRowsTile(NamedTuple):
-    columns: int  # rows of the weight, which are columns of the output
-    depth: int
     first_depth: int  # of the part of the weight that is loaded before the wait; 0: none
-    num_warps: int
     stages: int
-    splits: int = 1  # programs that share the depth of a tile
+    splits: int  # programs that share the depth of a tile
 
 
 def _few_rows_tile(num_columns: int, width: int, *, is_gated: bool) -> FewRowsTile:
+    """The best of a sweep over graphs of whole decode layers of 4 and 16 rows on an H200, 2026-11-17."""
     if is_gated:
-        columns = 32 if num_columns * width > _LARGE_GATE else 64
-        return FewRowsTile(columns, tile_depth(width, 128), 0, 4, 4)
-    return FewRowsTile(16, tile_depth(width, 256), 0, 2, 5)
-
-
-@functools.cache
-def _arrivals(device: torch.device) -> Tensor:
-    return torch.zeros(4096, dtype=torch.int32, device=device)
-
-
-def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
-    width, num_matrices = weight.shape[1], 1 if activation is None else 2
-    num_columns = weight.shape[0] // num_matrices
-    out = torch.empty((x.shape[0], num_columns), dtype=x.dtype, device=x.device)
-    tile = _few_rows_tile(num_columns, width, is_gated=activation is not None)
-    stage_bytes = (num_matrices * tile.columns + _ROWS_BLOCK) * tile.depth * x.element_size()
-    partial, arrivals = out, out
-    if tile.splits > 1:
-        partial = torch.empty((tile.splits, *out.shape), dtype=torch.float32, device=x.device)
-        arrivals = _arrivals(x.device)
-    _multiply_rows[(num_columns // tile.columns, tile.splits)](
-        x.contiguous(),
-        weight,
-        x if bias is None else bias,
-        out,
-        partial,
-        arrivals,
-        x.shape[0],
-        num_columns,
-        WIDTH=width,
-        ROWS=_ROWS_BLOCK,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        FIRST_DEPTH=tile.first_depth,
-        SPLITS=tile.splits,
-        STAGES=fitting_stages(tile.stages, stage_bytes, x.device),
-        HAS_BIAS=bias is not None,
-        ACTIVATION=ACTIVATIONS[activation],
-        num_warps=tile.num_warps,
-        **dependent_launch(x.device),
+        return FewRowsTile(MIN_DEPTH if width > MIN_DEPTH else 0, 3, 1)
+    wanted = 4 if num_columns <= _MANY_TILES * _TILE_COLUMNS else 2
+    return FewRowsTile(
+        0, 4, next(splits for splits in (4, 2, 1) if splits <= wanted and width % (splits * MIN_DEPTH) == 0)
     )
-    return out
+
+
+def _arrivals(weight: Tensor) -> Tensor:
+    return torch.zeros(triton.cdiv(weight.shape[0], _TILE_COLUMNS), dtype=torch.int32, device=weight.device)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -327,7 +339,7 @@ def _multiply_rows(
     IS_DEPENDENT: tl.constexpr,
 ):
     """Computes COLUMNS columns of all rows; with an activation, of both halves of the weight. The weight is the left
-    operand: tensor cores take 16 or 64 rows of it."""
+    operand: tensor cores take 64 rows of it."""
     let_next_start(IS_DEPENDENT)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.arange(0, ROWS)
@@ -347,15 +359,15 @@ def _multiply_rows(
     up_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     if FIRST_DEPTH:
         first_row = tl.trans(tl.load(row_lines + firsts, mask=inside, other=0.0))
-        sums = tl.dot(first, first_row, sums)
+        sums = tl.dot(first, first_row, sums, input_precision="ieee")
         if ACTIVATION:
-            up_sums = tl.dot(first_up, first_row, up_sums)
+            up_sums = tl.dot(first_up, first_row, up_sums, input_precision="ieee")
     depths = tl.arange(0, DEPTH)[None, :]
     for depth in tl.range(FIRST_DEPTH, LENGTH, DEPTH, num_stages=STAGES):
         row = tl.trans(tl.load(row_lines + depth + depths, mask=inside, other=0.0))
-        sums = tl.dot(tl.load(lines + depth + depths), row, sums)
+        sums = tl.dot(tl.load(lines + depth + depths), row, sums, input_precision="ieee")
         if ACTIVATION:
-            up_sums = tl.dot(tl.load(up_lines + depth + depths), row, up_sums)
+            up_sums = tl.dot(tl.load(up_lines + depth + depths), row, up_sums, input_precision="ieee")
     at = rows[None, :] * num_columns + columns[:, None]
     is_row = rows[None, :] < num_rows
     if SPLITS > 1:

@@ -13,7 +13,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
     """Quantizes the weight if asked, unless a side is no multiple of 16, which the GEMM requires."""
     if as_fp8 and can_multiply(weight.shape):
         return Fp8Linear(quantize_rows(weight), bias, weight.dtype)
-    return Linear(weight, bias)
+    return Linear.of(weight, bias)
 
 
 def takes_unnormed(linear: object, x: Tensor) -> bool:

@@ -28,7 +28,7 @@ def pack_quantized(
         return ScaledLinear(weight, bias, dtype)
     if isinstance(weight, Fp8Weight) and can_multiply(weight.values.shape) and _has_fp8(weight.values.device):
         return Fp8Linear(Fp8Rows(weight.values, weight.scales), bias, dtype)
-    return Linear(dequantize(weight).to(dtype), bias)
+    return Linear.of(dequantize(weight).to(dtype), bias)
 
 
 def _has_kernel(weight: Int4Weight) -> bool:
