@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headrace.runner.gpu.capture import Capture, Replay, stream_after_current
 from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sharing_graph_size
+from headrace.startup import mark
 
 
 class Forward(Protocol):
@@ -131,11 +132,14 @@ class DecodeGraphs:
             graph = _captured(size, forward, sample, capture, is_sharing=False)
             self._graphs[size, False] = self._with_verifying(graph, verify, capture)
             captured()
+        mark("decode graphs captured")
         self._fast_sizes = self._find_fast_sizes(capture)
+        mark("decode graphs timed")
         for size in self._sharing_sizes:
             forward(size, is_sharing=True)  # compiles kernels
             self._graphs[size, True] = _captured(size, forward, sample, capture, is_sharing=True)
             captured()
+        mark("graphs of shared prefixes captured")
         if adapted is None:
             return
         for size in self._sizes:
