@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import select
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.garbage import collecting_less_often
 from headrace.hardware import GpuFacts, MachineFacts, read_facts
+from headrace.kernels.triton_setup import set_up_meanwhile
 from headrace.models import ModelSpec
 from headrace.parent_death import die_with
 from headrace.startup import OnStage, mark
@@ -44,9 +46,10 @@ PROCESSES_VARIABLE = "HEADRACE_COMPILE_PROCESSES"  # 0: kernels are compiled one
 AUTOMATIC = "auto"  # processes by the number of cores; the default
 _MAX_PROCESSES = 16
 STALL_S = 120.0  # without a compiled kernel, after which the start goes on by itself; the slowest takes about 10 s
+_LENGTH = struct.Struct("<I")  # before an order: a fork of the parent could keep the pipe open, so its end is no mark
 _MIN_CORES = 4  # with fewer, the child would take time from the start itself
 
-# What a dry start and a compiler import, while the parent does not yet know what is to be compiled.
+# What a dry start and a compiler import, before the parent knows what is to be compiled.
 _MODULES = (
     "torch",
     "headrace.kernels.gpu.compile_pool",
@@ -56,6 +59,8 @@ _MODULES = (
     "headrace.runner.gpu.encoder_runner",
     "headrace.runner.gpu.gpu_runner",
     "headrace.runner.gpu.meta_gpu",
+    "headrace.kernels.gpu.allowed_tokens",
+    "headrace.kernels.gpu.scores",
 )
 
 Progress = Callable[[int, int], None]  # kernels compiled, and their number as far as it is known
@@ -132,10 +137,9 @@ class CompileAhead:
 
     def compile(self, order: Order) -> None:
         """Let the child compile. Does not wait: the pipe has room for an order."""
+        encoded = msgspec.msgpack.encode(order)
         with suppress(OSError):  # it has ended; `wait` says why
-            self._stdin.write(msgspec.msgpack.encode(order))
-        with suppress(OSError):
-            self._stdin.close()
+            self._stdin.write(_LENGTH.pack(len(encoded)) + encoded)
 
     def wait(self, on_stage: OnStage) -> None:
         """Wait until the kernels are compiled, or the child has failed or makes no progress."""
@@ -233,13 +237,15 @@ def main() -> None:
 
     tell("began")
     with collecting_less_often():
+        hashing = set_up_meanwhile(lambda name: None, loads_driver=False)
         for module in _MODULES:
             import_module(module)
-        import_module("headrace.kernels.triton_setup").hash_triton()
+        tell("imported")
+        if hashing is not None:
+            hashing.join()  # no other thread may run when it forks
         tell("ready")
-        order = sys.stdin.buffer.read()
-        if order:  # else the parent needs nothing
-            given = msgspec.msgpack.decode(order, type=Order)
+        if header := sys.stdin.buffer.read(_LENGTH.size):  # else the parent needs nothing
+            given = msgspec.msgpack.decode(sys.stdin.buffer.read(*_LENGTH.unpack(header)), type=Order)
             tell("ordered")
             compile_start(
                 given.config,

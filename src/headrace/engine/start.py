@@ -35,7 +35,14 @@ from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
 from headrace.engine.ranks.start import RankStart
 from headrace.engine.resolve import resolve_here
-from headrace.engine.runners import depth_of, graph_bytes, load_model, measure_step, start_runner
+from headrace.engine.runners import (
+    depth_of,
+    graph_bytes,
+    load_library_kernels,
+    load_model,
+    measure_step,
+    start_runner,
+)
 from headrace.engine.settings import Settings
 from headrace.engine.shares import EngineShare, shares_here
 from headrace.engine.threads import cpus_of
@@ -299,6 +306,9 @@ def _load_after(early: EarlyStart, config: EngineConfig, checkpoint: Checkpoint,
             )
             mark("weights loaded")
             if ahead is not None:
+                on_stage("compile")
+                load_library_kernels(decoder, estimate)  # the GPU has nothing else to do
+                mark("library kernels loaded")
                 ahead.wait(on_stage)
                 mark("kernels compiled")
             early.wait_for_triton()

@@ -18,36 +18,36 @@ _HASH_MODULES = ("triton.runtime.cache", "triton.compiler.compiler")  # where ve
 
 def hash_triton() -> None:
     """Let Triton compute its hash, if it has not."""
-    function = _hash_function()
-    if function is not None:
-        function()
+    _hash_function()()
 
 
-def set_up_meanwhile(done: Callable[[str], None]) -> Thread | None:
-    """Do both on a thread, for a process with a GPU: hashing and the C compiler leave the interpreter to others. `done`
-    gets what has been done. None: there is no Triton."""
+def set_up_meanwhile(done: Callable[[str], None], *, loads_driver: bool = True) -> Thread | None:
+    """Do it on a thread, which leaves the interpreter to others while it hashes or waits for the C compiler. `done`
+    gets what has been done; `loads_driver`: this process will launch kernels. None: there is no Triton."""
     try:
         nvidia = import_module("triton.backends.nvidia.driver")
     except ImportError:
         return None
-    hash_function = _hash_function()  # imported here: two threads that import packages could wait for each other
+    compute_hash = _hash_function()  # imported here: two threads that import packages could wait for each other
 
     def run() -> None:
-        if hash_function is not None:
-            hash_function()
+        compute_hash()
         done("Triton hashed")
-        with suppress(RuntimeError, OSError, AssertionError, subprocess.CalledProcessError):  # raised again when needed
-            nvidia.CudaUtils()
-        done("Triton's driver module loaded")
+        if loads_driver:
+            with suppress(
+                RuntimeError, OSError, AssertionError, subprocess.CalledProcessError
+            ):  # the first kernel says
+                nvidia.CudaUtils()
+            done("Triton's driver module loaded")
 
     thread = Thread(target=run, name="headrace-triton", daemon=True)
     thread.start()
     return thread
 
 
-def _hash_function() -> Callable[[], Any] | None:
+def _hash_function() -> Callable[[], Any]:
     for module in _HASH_MODULES:
         found: Callable[[], Any] | None = getattr(import_module(module), "triton_key", None)
         if found is not None:
             return found
-    return None
+    return lambda: None  # a version that looks kernels up in another way

@@ -125,6 +125,7 @@ def prepare_to_compile() -> None:
     """Do what is done once per process, so that its forks need not: what Triton looks kernels up by, and the library
     that launchers are linked with."""
     hash_triton()
+    import_module("triton.compiler.code_generator")
     make_backend(driver.active.get_current_target()).hash()  # asks ptxas for its version
     if _builds_launchers() and not _has_libcuda():
         _use_stub_of_libcuda()

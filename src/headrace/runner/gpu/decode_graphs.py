@@ -101,13 +101,21 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def warm_up(
-        self, forward: Forward, sample: SampleStep | None, device: torch.device, verify: SampleStep | None = None
+        self,
+        forward: Forward,
+        sample: SampleStep | None,
+        device: torch.device,
+        verify: SampleStep | None = None,
+        *,
+        has_adapters: bool = False,
     ) -> None:
         """Run steps of a few sizes once, which compiles kernels and sets up libraries. `sample`: None on a stage that
-        does not; `verify`: None without drafts."""
+        does not; `verify`: None without drafts; `has_adapters`: in these steps."""
         sizes = self._sizes
         stream = stream_after_current(device)
         with torch.cuda.stream(stream):
+            for size in () if has_adapters else self._sharing_sizes[:1]:  # first: its kernels take longest to compile
+                forward(size, is_sharing=True)
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:
                 logits = forward(size, is_sharing=False)
                 for choose in filter(None, (sample, verify)):

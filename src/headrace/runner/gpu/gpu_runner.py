@@ -397,7 +397,7 @@ class GpuRunner:
         self._decode_graphs.warm_up(self._forward_decode, sample, self._device, verify)
         adapted = None if self._shape.adapters is None else partial(self._forward_decode, has_adapters=True)
         if adapted is not None:
-            self._decode_graphs.warm_up(adapted, None, self._device)
+            self._decode_graphs.warm_up(adapted, None, self._device, has_adapters=True)
         mark("decodes run")
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
