@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from time import time
+
 import pytest
 
-from headrace.startup import MIN_INTERVAL_S, StartupStage, StartupStages, ready_line, stage_seconds
+from headrace.startup import MIN_INTERVAL_S, StartupStage, StartupStages, mark, marks, ready_line, stage_seconds
 
 
 class Start:
@@ -83,3 +85,12 @@ def test_the_time_of_each_stage_is_summed_up() -> None:
     assert stage_seconds(stages) == {"import": 2.0, "load": 1.5}
     assert ready_line(4.0, stages) == "ready in 4.0 s (import 2.0 s, load 1.5 s)"
     assert ready_line(4.0, []) == "ready in 4.0 s"
+
+
+def test_marks_are_in_the_order_of_their_times() -> None:
+    first = time()
+    mark("here")
+    mark("in another process", first - 10.0)
+    found = [each for each in marks() if each.name in ("here", "in another process")]
+    assert [each.name for each in found] == ["in another process", "here"]
+    assert found[1].at >= first

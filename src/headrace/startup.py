@@ -1,28 +1,33 @@
 """The stages of an engine's start: timed where they happen, reported to whoever shows them. No torch.
 
     CPU   download ─▶ import ─▶ load ─▶ compile
-    GPU   download ─▶ import ─▶ load ─▶ profile ─▶ compile ─▶ capture       download: only if a model is not cached
+    GPU   download ─▶ import ─▶ device ─▶ load ─▶ profile ─▶ compile ─▶ capture
+          only if a model is not cached
 
-With tensor_parallel_size above 1, `ranks` is between import and load. The stages are those of rank 0.
+With tensor_parallel_size above 1, `ranks` is before load. The stages are those of rank 0.
 
-An engine in its own process sends its stages to its front. `engine/startup_display.py` shows them.
+An engine in its own process sends its stages to its front. `engine/startup_display.py` shows them. Within the stages,
+`mark` notes when something ended, for `benchmarks/first_start.py`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from time import perf_counter
-from typing import Literal, Protocol
+from time import perf_counter, time
+from typing import Literal, NamedTuple, Protocol
 
-StageName = Literal["download", "import", "ranks", "load", "profile", "compile", "capture"]
+StageName = Literal["download", "import", "device", "ranks", "load", "profile", "compile", "capture"]
 
 MIN_INTERVAL_S = 0.1  # between two reports of the progress of a stage
+_MAX_MARKS = 1000  # that are kept; a start has fewer
 
 # While a stage runs, and when it is done. {} is what is counted.
 _TEXTS: dict[StageName, tuple[str, str]] = {
     "download": ("downloading the model", "downloaded the model"),
     "import": ("importing torch", "imported torch"),
+    "device": ("initializing the GPU", "initialized the GPU"),
     "ranks": ("starting the other ranks", "started the other ranks"),
     "load": ("loading weights", "loaded weights"),
     "profile": ("measuring the largest step", "measured the largest step"),
@@ -131,3 +136,23 @@ def stage_seconds(stages: Iterable[StartupStage]) -> dict[str, float]:
     for stage in stages:
         found[stage.name] = round(found.get(stage.name, 0.0) + (stage.seconds or 0.0), 3)
     return found
+
+
+class Mark(NamedTuple):
+    """Something that a start has done."""
+
+    name: str
+    at: float  # `time.time`, which all processes share
+
+
+_marks: deque[Mark] = deque(maxlen=_MAX_MARKS)  # of this process, and of what it started for its start
+
+
+def mark(name: str, at: float | None = None) -> None:
+    """Note that something has ended, now or `at` this time. Any thread may."""
+    _marks.append(Mark(name, time() if at is None else at))
+
+
+def marks() -> list[Mark]:
+    """What was marked in this process, by time."""
+    return sorted(_marks, key=lambda each: each.at)

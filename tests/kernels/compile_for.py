@@ -106,7 +106,7 @@ def main(capability: tuple[int, int]) -> None:
         with mock.patch.object(flash, "is_available", return_value=True), mock.patch.object(flash, "_attend"):
             launches |= dict.fromkeys(next(starts(capability)).launches())
     set_target(Architecture(capability))
-    compile_all(tuple(launches), num_processes=os.cpu_count() or 1, progress=lambda done, total: None)
+    compile_all(launches, num_processes=os.cpu_count() or 1)
     for launch in launches:
         compiled = compile_launch(launch)  # from the cache
         facts = {"function": launch.function, "constants": launch.constants, "options": launch.options}

@@ -6,6 +6,7 @@ start and a few steps on meta tensors. Only for a process that does nothing else
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,13 +42,13 @@ class DryStart:
         settings = resolve_here(config, checkpoint.spec, facts, None if draft is None else draft.spec)
         return cls(checkpoint, draft, settings, gpu)
 
-    def launches(self) -> list[Launch]:
-        """The different launches of Triton kernels, in their order."""
+    def launches(self, found: Callable[[Launch], None] = lambda launch: None) -> list[Launch]:
+        """The different launches of Triton kernels, in their order. `found` gets each of them at once."""
         from headrace.kernels.gpu.architectures import Architecture
         from headrace.runner.gpu.meta_gpu import meta_gpu
 
         gpu = self.gpu
-        with meta_gpu(Architecture(gpu.capability), total_memory=gpu.total_memory) as launches:
+        with meta_gpu(Architecture(gpu.capability), total_memory=gpu.total_memory, found=found) as launches:
             _start(self.checkpoint, self.draft, self.settings)
         return launches
 

@@ -161,6 +161,15 @@ def measure_step(decoder: Decoder | Encoder, settings: Settings) -> int:
     return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs, uses_flash=uses_flash)
 
 
+def load_library_kernels(decoder: Decoder | Encoder, settings: Settings) -> None:
+    """Load GEMM kernels of the library on a GPU whose other kernels are still being compiled."""
+    from headrace.models.encoder import Encoder
+    from headrace.runner.gpu import gemm_warmup
+
+    if not isinstance(decoder, Encoder):
+        gemm_warmup.load_library_kernels(decoder, settings.max_num_batched_tokens)
+
+
 def graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
     """The memory of the CUDA graphs of prefill; 0 on a CPU, and for an encoder, which has none."""
     if settings.device != "cuda" or spec.is_encoder:

@@ -25,6 +25,7 @@ from headrace.engine.chat_template import with_chat_settings
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.drafts import check_tokenizer, load_draft, open_draft
+from headrace.engine.early_start import EarlyStart, begin_early
 from headrace.engine.grammars import Grammars
 from headrace.engine.group import EngineGroup, OnLost, ProcessClient
 from headrace.engine.kv_offloading import OpenedTiers, RunnerWithTiers, open_tiers
@@ -34,13 +35,22 @@ from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
 from headrace.engine.ranks.start import RankStart
 from headrace.engine.resolve import resolve_here
-from headrace.engine.runners import depth_of, graph_bytes, load_model, measure_step, start_runner
+from headrace.engine.runners import (
+    depth_of,
+    graph_bytes,
+    load_library_kernels,
+    load_model,
+    measure_step,
+    start_runner,
+)
 from headrace.engine.settings import Settings
 from headrace.engine.shares import EngineShare, shares_here
 from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError, ModelError
+from headrace.garbage import collecting_less_often
 from headrace.hardware import (
     MachineFacts,
+    has_gpu_driver,
     num_gpus,
     pinned_to,
     read_facts,
@@ -52,7 +62,7 @@ from headrace.hardware import (
 from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec
 from headrace.sched import Scheduler
-from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
+from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage, mark
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
 
@@ -265,14 +275,26 @@ def host_cpus(settings: Settings) -> frozenset[int]:
 
 
 def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> LoadedCore:
+    mark("model opened")
     if "torch" not in sys.modules:
         on_stage("import")  # by what follows
-    spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
+    early = begin_early(config, checkpoint.spec)
+    try:
+        with collecting_less_often():
+            return _load_after(early, config, checkpoint, on_stage)
+    except BaseException:
+        early.close()
+        raise
+
+
+def _load_after(early: EarlyStart, config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> LoadedCore:
+    spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config, early, on_stage)
     draft_checkpoint = open_draft(config, spec, on_stage)
     draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec
     estimate = resolve_here(config, spec, facts, draft_spec)
+    mark("settings resolved")
     ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, facts)
-    ahead = compile_ahead.begin(config, spec, estimate, facts)
+    ahead = compile_ahead.begin(early.compiler, config, spec, estimate, facts)
     try:
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
@@ -282,11 +304,18 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
             draft = (
                 None if draft_checkpoint is None else load_draft(draft_checkpoint, estimate, on_stage, groups=groups)
             )
+            mark("weights loaded")
             if ahead is not None:
+                on_stage("compile")
+                load_library_kernels(decoder, estimate)  # the GPU has nothing else to do
+                mark("library kernels loaded")
                 ahead.wait(on_stage)
+                mark("kernels compiled")
+            early.wait_for_triton()
             drafts = _Draft(draft, draft_spec)
             started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks, draft=drafts)
             tokenizer = loading.result()
+            mark("tokenizer loaded")
             if draft_checkpoint is not None:
                 check_tokenizer(config, draft_checkpoint, tokenizer)
     except BaseException:
@@ -342,14 +371,27 @@ def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -
     return _core_of(model, config, _StartedRunner(runner, settings))
 
 
-def _read_facts(config: EngineConfig) -> MachineFacts:
+def _read_facts(
+    config: EngineConfig, early: EarlyStart | None = None, on_stage: OnStage = ignore_stage
+) -> MachineFacts:
     facts = read_facts()
-    gpu = None if config.device == "cpu" else read_gpu()
+    if config.device == "cpu":
+        return facts
+    importlib.import_module("torch")
+    mark("torch imported")
+    if has_gpu_driver():
+        on_stage("device")
+    if early is not None:
+        early.wait_for_context()
+    gpu = read_gpu()
+    mark("GPU facts read")
     if gpu is None:
         return facts
     from headrace.kernels.gpu import flash  # imports triton
 
+    mark("kernels imported")
     gpu = replace(gpu, has_flash_attention=flash.is_available())
+    mark("FlashAttention loaded")
     return replace(facts, gpu=gpu, num_gpus=num_gpus())
 
 
@@ -382,6 +424,7 @@ def _measure_and_start(
     if facts.gpu is not None and settings.device == "cuda":
         on_stage("profile")
         step_bytes = measure_step(decoder, settings)
+        mark("largest step measured")
         step_memory = step_bytes + graph_bytes(step_bytes, decoder.spec, settings)
         facts = replace(facts, gpu=replace(facts.gpu, step_memory=step_memory))
         facts = facts if ranks is None else ranks.narrowest(facts)

@@ -5,6 +5,7 @@
     gpu_monitor.py                 the figures of GPUs now, for metrics and jobs
     topology.py, cgroups.py        physical cores, NUMA nodes and limits of this process (cpu_list.py, system_files.py)
     gpu_topology.py                NVLink, PCIe and NUMA nodes of GPUs          affinity.py   pins threads
+    cuda_context.py                creates a GPU's context before torch is imported
 
 Only `read_gpu`, `num_gpus` and `visible_gpus` of facts.py import torch.
 """
@@ -12,7 +13,15 @@ Only `read_gpu`, `num_gpus` and `visible_gpus` of facts.py import torch.
 from __future__ import annotations
 
 from headrace.hardware.affinity import pinned_to
-from headrace.hardware.facts import GpuFacts, MachineFacts, num_gpus, read_facts, read_gpu, visible_gpus
+from headrace.hardware.facts import (
+    GpuFacts,
+    MachineFacts,
+    has_gpu_driver,
+    num_gpus,
+    read_facts,
+    read_gpu,
+    visible_gpus,
+)
 from headrace.hardware.memory import release_unused, resident_bytes, return_large_buffers
 from headrace.hardware.topology import CpuTopology
 
@@ -20,6 +29,7 @@ __all__ = [
     "CpuTopology",
     "GpuFacts",
     "MachineFacts",
+    "has_gpu_driver",
     "num_gpus",
     "pinned_to",
     "read_facts",

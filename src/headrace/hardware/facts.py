@@ -16,6 +16,8 @@ from headrace.hardware.host_link import HostLink, read_host_link
 from headrace.hardware.system_files import ROOT, read_text
 from headrace.hardware.topology import CpuTopology, read_topology
 
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
@@ -81,10 +83,16 @@ def _place_of_gpu() -> GpuPlace | None:
     return next((gpu for gpu in gpus if gpu.uuid.endswith(uuid)), None)
 
 
+def has_gpu_driver() -> bool:
+    """Whether there is a driver of NVIDIA's, and CUDA_VISIBLE_DEVICES does not hide all of its GPUs."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    return not is_hidden and any(os.path.exists(path) for path in _DRIVER_FILES)
+
+
 def visible_gpus() -> tuple[str, ...]:
     """The ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them. Torch is imported only if there
     is a driver, and no GPU is initialized."""
-    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg")):
+    if not any(os.path.exists(path) for path in _DRIVER_FILES):
         return ()
     import torch
 

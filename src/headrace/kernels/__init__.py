@@ -4,7 +4,7 @@
     layout.py      the data types that cross this border: StepLayout, LayerCache, Routes, Fp8Rows
     reference/     each operation in plain PyTorch: its specification, its test, and the fallback
     cpu/           numba kernels and packed GEMMs for float32 on a CPU
-    gpu/           Triton kernels for NVIDIA GPUs
+    gpu/           Triton kernels for NVIDIA GPUs; triton_setup.py: what Triton does before the first of them
 
 Invariants:
 

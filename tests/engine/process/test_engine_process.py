@@ -231,6 +231,15 @@ def test_a_start_that_fails_raises_what_failed(core: str, error: type[Exception]
     process.close()
 
 
+def test_a_process_whose_front_still_downloads_imports_torch_and_waits(inbox: Inbox) -> None:
+    stages: list[StartupStage] = []
+    process = EngineProcess(inbox.deliver, lambda: None, core="tests.engine.cores:faulty", report=stages.append)
+    wait_until(lambda: [stage.name for stage in stages if stage.is_finished] == ["import"])
+    process.start(CONFIG)
+    assert process.wait_until_ready().settings is not None
+    process.close()
+
+
 def test_closing_during_the_start_leaves_nothing_behind() -> None:
     stages: list[StartupStage] = []
     before = len(os.listdir("/dev/fd"))

@@ -64,17 +64,23 @@ def test_rows_of_drafts_have_graphs_but_share_no_prefixes(events: list[Any]) -> 
 
 
 def test_the_warm_up_runs_the_largest_and_the_smallest_sizes(events: list[Any]) -> None:
-    sizes: list[int] = []
+    sizes: list[tuple[int, bool]] = []
     samples: list[bool] = []
 
     def forward(size: int, *, is_sharing: bool) -> torch.Tensor:
-        sizes.append(size)
+        sizes.append((size, is_sharing))
         return torch.empty(0)
 
     def sample(logits: torch.Tensor, has_filters: bool) -> torch.Tensor:
         samples.append(has_filters)
         return logits
 
-    DecodeGraphs(100, enable_sharing=True).warm_up(forward, sample, torch.device("cpu"))
-    assert sorted(sizes) == [1, 2, 112] and sorted(samples) == [False] * 3 + [True] * 3
+    graphs = DecodeGraphs(100, enable_sharing=True)
+    graphs.warm_up(forward, sample, torch.device("cpu"))
+    assert sizes[0] == (112, True)
+    assert sorted(sizes[1:]) == [(1, False), (2, False), (112, False)]
+    assert sorted(samples) == [False] * 3 + [True] * 3
+    sizes.clear()
+    graphs.warm_up(forward, None, torch.device("cpu"), has_adapters=True)
+    assert not any(is_sharing for _, is_sharing in sizes)
     assert events == []

@@ -9,7 +9,6 @@ It ends when it is told to, when its engine fails, and when its front has gone f
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import io
@@ -22,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -33,6 +32,7 @@ from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.garbage import freeze_loaded_objects
 from headrace.logs import set_up_logs
+from headrace.parent_death import die_with
 from headrace.startup import OnStage, StartupStage, StartupStages
 from headrace.types import SequenceEvent
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 STATS_S = 0.1  # between two snapshots of the counters; another one is sent when the engine runs out of work
 MAX_BACKLOG_BYTES = 64 << 20  # of events; an engine whose front reads nothing waits then
 DRAIN_S = 5.0  # for the front to read the last messages
+SOON_S = 0.2  # in which a front opens a model that it need not download
 GATHER_S = 0.002  # a busy front sends requests of one burst 0.3 to 0.7 ms apart
 PREFIX = "engine: "
 
 _STDERR = 2
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _log = logging.getLogger("headrace.engine.process.child")  # the same name when this is the main module
 
 
@@ -73,8 +73,7 @@ class EngineChild:
         try:
             stages("import")
             load = _imported(core_path)
-            stages.end()  # the front may still download the model
-            loaded = load(self._starts.get().config, stages)
+            loaded = load(self._config(core_path, stages), stages)
             stages.end()
         except BaseException as error:  # noqa: BLE001  the front raises it
             self._report(error, is_expected=isinstance(error, HeadraceError) and not os.environ.get("HEADRACE_DEBUG"))
@@ -90,6 +89,17 @@ class EngineChild:
                 self._execute(loop, command)
         loop.run()
         return 0 if loop.failure is None else 1
+
+    def _config(self, core_path: str, stages: StartupStages) -> EngineConfig:
+        """Wait for the config. If it does not come soon, the front downloads the model, and torch is imported
+        meanwhile; else later, beside what else a start begins (`engine/early_start.py`)."""
+        try:
+            return self._starts.get(timeout=SOON_S).config
+        except Empty:
+            if core_path == LOAD_CORE:
+                importlib.import_module("torch")
+            stages.end()
+            return self._starts.get().config
 
     def _send_stage(self, stage: StartupStage) -> None:
         self._channel.send(wire.encode(wire.Stage(stage)))
@@ -209,8 +219,6 @@ def _dispatch(loop: EngineLoop, command: wire.Command) -> None:
 
 def _imported(path: str) -> Load:
     """The function `module:name`."""
-    if path == LOAD_CORE:
-        importlib.import_module("torch")  # slow; meanwhile the front opens the model's files
     module, name = path.split(":")
     load: Load = getattr(importlib.import_module(module), name)
     return load
@@ -235,14 +243,6 @@ class _Prefixed(io.TextIOBase):
 
     def fileno(self) -> int:
         return self._out.fileno()
-
-
-def die_with(parent: int) -> None:
-    """Linux kills this process with the thread that started it, which the front keeps for as long as it needs us."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def ignore_stop_signals() -> None:

@@ -21,12 +21,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace.engine.process.channel import Channel
-from headrace.engine.process.child import die_with, ignore_stop_signals, set_up_output
+from headrace.engine.process.child import ignore_stop_signals, set_up_output
 from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
 from headrace.errors import HeadraceError
 from headrace.garbage import freeze_loaded_objects
 from headrace.hardware import release_unused, return_large_buffers
+from headrace.parent_death import die_with
 from headrace.startup import ignore_stage
 from headrace.steps import Bitmask, DraftsBySlot, IntArray, Runner, StepPlan
 

@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,9 +23,11 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.compiler import make_backend
 from triton.runtime import driver
 
 from headrace.kernels.gpu.architectures import Architecture
+from headrace.kernels.triton_setup import hash_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,15 @@ _NOTHING = SimpleNamespace(
 
 
 @contextmanager
-def record_launches() -> Iterator[list[Launch]]:
-    """Launches inside the block compile and run nothing; the list has each different one once, in order."""
+def record_launches(found: Callable[[Launch], None] = lambda launch: None) -> Iterator[list[Launch]]:
+    """Launches inside the block compile and run nothing; the list has each different one once, in order. `found` gets
+    each of them at once."""
     launches: list[Launch] = []
     recorded: list[tuple[dict[str, Any], str]] = []  # where Triton looks up kernels, and the key
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         launches.append(Launch(fn.module, fn.name, compile["specialization_data"]))
+        found(launches[-1])
         kernels = fn.jit_function.device_caches[compile["device"]][0]
         kernels[compile["key"]] = _NOTHING
         recorded.append((kernels, compile["key"]))
@@ -117,6 +121,16 @@ def record_launches() -> Iterator[list[Launch]]:
             del kernels[key]
 
 
+def prepare_to_compile() -> None:
+    """Do what is done once per process, so that its forks need not: what Triton looks kernels up by, and the library
+    that launchers are linked with."""
+    hash_triton()
+    import_module("triton.compiler.code_generator")
+    make_backend(driver.active.get_current_target()).hash()  # asks ptxas for its version
+    if _builds_launchers() and not _has_libcuda():
+        _use_stub_of_libcuda()
+
+
 def compile_launch(launch: Launch) -> CompiledLaunch:
     """Compiles to machine code into Triton's cache, or finds it there."""
     kernel = launch._jit_function.preload(launch.specialization)
@@ -126,11 +140,15 @@ def compile_launch(launch: Launch) -> CompiledLaunch:
 
 def _build_launcher(kernel: Any) -> None:
     """Build what calls a kernel from Python, which Triton before 3.7 compiles as C for each kernel, into its cache."""
-    if not hasattr(nvidia, "make_launcher") or _c_compiler() is None:
+    if not _builds_launchers():
         return
     if not _has_libcuda():
         _use_stub_of_libcuda()
     nvidia.CudaLauncher(kernel.src, kernel.metadata)
+
+
+def _builds_launchers() -> bool:
+    return hasattr(nvidia, "make_launcher") and _c_compiler() is not None
 
 
 def _c_compiler() -> str | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headrace.runner.gpu.capture import Capture, Replay, stream_after_current
 from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sharing_graph_size
+from headrace.startup import mark
 
 
 class Forward(Protocol):
@@ -100,13 +101,21 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def warm_up(
-        self, forward: Forward, sample: SampleStep | None, device: torch.device, verify: SampleStep | None = None
+        self,
+        forward: Forward,
+        sample: SampleStep | None,
+        device: torch.device,
+        verify: SampleStep | None = None,
+        *,
+        has_adapters: bool = False,
     ) -> None:
         """Run steps of a few sizes once, which compiles kernels and sets up libraries. `sample`: None on a stage that
-        does not; `verify`: None without drafts."""
+        does not; `verify`: None without drafts; `has_adapters`: in these steps."""
         sizes = self._sizes
         stream = stream_after_current(device)
         with torch.cuda.stream(stream):
+            for size in () if has_adapters else self._sharing_sizes[:1]:  # first: its kernels take longest to compile
+                forward(size, is_sharing=True)
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:
                 logits = forward(size, is_sharing=False)
                 for choose in filter(None, (sample, verify)):
@@ -131,11 +140,14 @@ class DecodeGraphs:
             graph = _captured(size, forward, sample, capture, is_sharing=False)
             self._graphs[size, False] = self._with_verifying(graph, verify, capture)
             captured()
+        mark("decode graphs captured")
         self._fast_sizes = self._find_fast_sizes(capture)
+        mark("decode graphs timed")
         for size in self._sharing_sizes:
             forward(size, is_sharing=True)  # compiles kernels
             self._graphs[size, True] = _captured(size, forward, sample, capture, is_sharing=True)
             captured()
+        mark("graphs of shared prefixes captured")
         if adapted is None:
             return
         for size in self._sizes:

@@ -6,10 +6,16 @@ GPU: within a step, the GPU would run out of queued work.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
-from headrace.models.decoder import Decoder
+import torch
+import torch.nn.functional as F
+
+from headrace.kernels.gpu.few_rows import Linear
+from headrace.models.decoder import Decoder, Layer
 from headrace.models.layers import Mlp
+from headrace.runner.gpu.memory import release
 
 # Tokens. The largest first, so that the others fit into its memory; larger GEMMs use the kernels of the largest.
 _SIZES = (*range(8192, 1024, -32), *range(1024, 0, -8))
@@ -32,3 +38,27 @@ def load_gemm_kernels(decoder: Decoder, max_tokens: int) -> None:
                 layer.mixer.run_gemms(x[:size])
         kinds.add(kind)
     torch.cuda.synchronize(device)
+
+
+@torch.inference_mode()
+def load_library_kernels(decoder: Decoder, max_tokens: int) -> None:
+    """The same for weights that are not quantized, without launching a kernel of ours: while those are still being
+    compiled. Leaves no memory allocated, so that the largest step is measured as without it."""
+    if decoder.stream is not None:
+        return
+    linears = {(each.weight.shape, each.bias is None): each for layer in decoder.layers for each in _linears(layer)}
+    sizes = [size for size in _SIZES if size <= max_tokens]
+    for linear in linears.values():
+        width = linear.weight.shape[1]
+        x = torch.zeros(max(sizes, default=1), width, dtype=linear.weight.dtype, device=linear.weight.device)
+        for size in sizes:
+            F.linear(x[:size], linear.weight, linear.bias)
+        del x
+    release(decoder.device)
+
+
+def _linears(layer: Layer) -> Iterator[Linear]:
+    for part in (layer.mixer, layer.mlp):
+        if is_dataclass(part):
+            values = (getattr(part, field.name) for field in fields(part))
+            yield from (value for value in values if isinstance(value, Linear))

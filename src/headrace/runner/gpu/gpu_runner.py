@@ -53,7 +53,7 @@ from headrace.runner.readouts import lay_out_readouts
 from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import Sampler
-from headrace.startup import OnStage, ignore_stage
+from headrace.startup import OnStage, ignore_stage, mark
 from headrace.steps import Drafts, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
 Result = TypeVar("Result")
@@ -141,11 +141,14 @@ class GpuRunner:
         self._draft = None if proposer is None else self._draft_graphs(proposer)
         self._draft_steps = self._steps_with_drafts() if has_drafts else None
         self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
+        mark("slots and caches allocated")
         on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
+        mark("GEMM kernels loaded")
         if self._uses_graphs:
             self._capture_graphs(on_stage)
         reserve(shape.step_bytes, device)
+        mark("runner ready")
 
     def _allocate_caches(self, decoder: Decoder) -> list[LayerCache]:
         shape = self._shape
@@ -390,15 +393,18 @@ class GpuRunner:
         sample = self._sample_decoded if self._decoder.is_last_stage else None
         verify = None if self._draft_steps is None else self._draft_steps.verify
         self._prefill_graphs.warm_up(padding_slot)
+        mark("prefill run")
         if not decodes:
             self._prefill_graphs.capture(capture, padding_slot, captured)
             return
         self._decode_graphs.warm_up(self._forward_decode, sample, self._device, verify)
         adapted = None if self._shape.adapters is None else partial(self._forward_decode, has_adapters=True)
         if adapted is not None:
-            self._decode_graphs.warm_up(adapted, None, self._device)
+            self._decode_graphs.warm_up(adapted, None, self._device, has_adapters=True)
+        mark("decodes run")
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
+        mark("prefill graphs captured")
         self._decode_graphs.capture(self._forward_decode, sample, capture, captured, adapted, verify)
         if self._draft is not None:
             self._draft.capture(capture)

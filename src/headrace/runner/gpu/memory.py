@@ -12,6 +12,7 @@ from headrace.kernels.layout import Gathering, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.context_gather import max_gathered_tokens
 from headrace.runner.gpu.tiles import tiles_of
+from headrace.startup import mark
 
 _BLOCK_SIZE = 16
 
@@ -28,10 +29,12 @@ def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int, uses_flash
     layout = layout if uses_flash else replace(layout, gatherings=())
     hidden = decoder.hidden(torch.zeros(num_tokens, dtype=torch.int32, device=device), layout, caches)
     del layout, caches
+    mark("largest step launched")
     last = hidden  # of a stage without a head, or of a pooling model
     for _ in range(0 if decoder.head is None else 2):  # a graph keeps logits of its own
         last = decoder.logits(hidden[:1].expand(num_seqs, -1).contiguous())
     torch.cuda.synchronize(device)
+    mark("largest step run")
     peak = torch.cuda.max_memory_allocated(device) - before + last.nbytes
     del hidden, last
     torch.cuda.empty_cache()

@@ -23,15 +23,19 @@ from headrace.kernels.gpu.launches import Launch, record_launches, set_target
 
 _DEVICE = torch.device("cuda", 0)
 _NUM_PROCESSORS = 132  # decides how many programs a launch has, not what is compiled
+_INDEXES = (torch.int32, torch.int64)
 _LIBRARIES = ("fa3_fwd",)  # of operations that have no meta version; they fill tensors that were allocated before
 
 
 @contextmanager
-def meta_gpu(architecture: Architecture, *, total_memory: int) -> Iterator[list[Launch]]:
-    """Inside the block there is one GPU of this architecture; the list gets the launches of Triton kernels."""
+def meta_gpu(
+    architecture: Architecture, *, total_memory: int, found: Callable[[Launch], None] = lambda launch: None
+) -> Iterator[list[Launch]]:
+    """Inside the block there is one GPU of this architecture; the list, and `found`, get the launches of Triton
+    kernels."""
     set_target(architecture)
     with ExitStack() as stack:
-        launches = stack.enter_context(record_launches())
+        launches = stack.enter_context(record_launches(found))
         stack.enter_context(mock.patch.multiple(torch.cuda, **_functions(architecture, total_memory)))
         stack.enter_context(_MetaTensors())
         yield launches
@@ -52,7 +56,9 @@ class _MetaTensors(TorchFunctionMode):
         if func in _GETTERS:
             return _GETTERS[func](args[0])
         if func in _SHAPES and args[0].is_meta:
-            return _SHAPES[func](*args)
+            return _SHAPES[func](*args, **(kwargs or {}))
+        if func is torch.Tensor.__getitem__ and args[0].is_meta and (found := _indexed(*args)) is not None:
+            return found
         if func is torch.arange:  # its meta version imports sympy
             return torch.arange(*args, dtype=(kwargs or {}).get("dtype")).to(
                 _placed((kwargs or {}).get("device", "cpu"))
@@ -100,28 +106,74 @@ def _arithmetic(x: Tensor, other: Tensor | float) -> Tensor:
     return torch.empty(_shape_of(x, other), dtype=torch.result_type(x, other), device="meta")
 
 
+def _quotient(x: Tensor, other: Tensor | float) -> Tensor:
+    dtype = torch.result_type(x, other)
+    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    return torch.empty(_shape_of(x, other), dtype=dtype, device="meta")
+
+
 def _comparison(x: Tensor, other: Tensor | float) -> Tensor:
     return torch.empty(_shape_of(x, other), dtype=torch.bool, device="meta")
+
+
+def _in_place(x: Tensor, *args: Any, **options: Any) -> Tensor:
+    return x
 
 
 def _where(condition: Tensor, x: Tensor, other: Tensor | float) -> Tensor:
     return torch.empty(_shape_of(condition, x), dtype=torch.result_type(x, other), device="meta")
 
 
+def _like(x: Tensor, *limits: Any, **options: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=options.get("dtype") or x.dtype, device="meta")
+
+
 def _shape_of(*operands: object) -> torch.Size:
+    """The shape that operands are broadcast to; `torch.broadcast_shapes` imports sympy."""
     shapes = [each.shape for each in operands if isinstance(each, Tensor)]
-    return torch.Size(torch.broadcast_shapes(*shapes))
+    num_dims = max(map(len, shapes))
+    padded = [(1,) * (num_dims - len(shape)) + tuple(shape) for shape in shapes]
+    return torch.Size(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
 
 
-# Frequent operations, instead of their meta versions in Python: the first use of one of those imports all of
-# `torch._dynamo`, which takes seconds.
+def _indexed(x: Tensor, key: Any) -> Tensor | None:
+    """Indexed by tensors of numbers in the first dimensions; None: the key is of another kind."""
+    key = key if isinstance(key, tuple) else (key,)
+    indexes = [each for each in key if isinstance(each, Tensor)]
+    new = key[len(indexes) :]
+    if not indexes or any(each is not None for each in new) or any(each.dtype not in _INDEXES for each in indexes):
+        return None
+    shape = (*_shape_of(*indexes), *(1 for _ in new), *x.shape[len(indexes) :])
+    return torch.empty(shape, dtype=x.dtype, device="meta")
+
+
+def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = index.shape[0]
+    return torch.empty(shape, dtype=x.dtype, device="meta")
+
+
+def _all(x: Tensor, dim: int) -> Tensor:
+    shape = list(x.shape)
+    del shape[dim]
+    return torch.empty(shape, dtype=torch.bool, device="meta")
+
+
+# Frequent operations, instead of their meta versions in Python: the first use of one of those imports sympy or all of
+# `torch._dynamo`, which takes seconds. Operations that are missing here work all the same.
 _SHAPES: dict[Any, Callable[..., Tensor]] = {
     torch.nn.functional.linear: _linear,
-    torch.Tensor.add: _arithmetic,
-    torch.Tensor.mul: _arithmetic,
-    torch.Tensor.remainder: _arithmetic,
-    torch.Tensor.__floordiv__: _arithmetic,
-    torch.Tensor.gt: _comparison,
+    **dict.fromkeys((torch.empty_like, torch.zeros_like, torch.Tensor.clamp), _like),
+    **dict.fromkeys((torch.Tensor.__invert__, torch.Tensor.masked_fill), _like),
+    **dict.fromkeys((torch.Tensor.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.remainder), _arithmetic),
+    **dict.fromkeys((torch.Tensor.__floordiv__, torch.Tensor.__and__, torch.Tensor.__or__), _arithmetic),
+    **dict.fromkeys((torch.Tensor.gt, torch.Tensor.ge, torch.Tensor.lt, torch.Tensor.le), _comparison),
+    **dict.fromkeys((torch.Tensor.eq, torch.Tensor.ne, torch.Tensor.__eq__, torch.Tensor.__ne__), _comparison),
+    **dict.fromkeys((torch.Tensor.add_, torch.Tensor.mul_, torch.Tensor.masked_fill_), _in_place),
+    **dict.fromkeys((torch.Tensor.index_copy_, torch.Tensor.scatter_add_, torch.Tensor.scatter_reduce_), _in_place),
+    torch.Tensor.all: _all,
+    torch.Tensor.div: _quotient,
+    torch.Tensor.index_select: _selected,
     torch.where: _where,
 }
 
