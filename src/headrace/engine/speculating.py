@@ -19,7 +19,7 @@ GPU_MAX_ROWS = 256
 # of a decode step of one sequence: for its weights, and for each layer beside them. Measured on an H200.
 GPU_WAIT_S = 0.8e-3
 GPU_WEIGHT_S = 2 / 4e12
-GPU_LAYER_S = 25e-6
+GPU_LAYER_S = 12e-6
 
 
 def choose_speculation(

@@ -26,6 +26,7 @@ Progress = Callable[[int, int], None]  # kernels done, and their number as far a
 # Seconds that kernels take to compile, of Llama 3.2 1B with Triton 3.7 on one core of an EPYC, 2026-11-17. They decide
 # the order, so only ratios matter, and only of the slow ones.
 _SECONDS = {
+    "_rope_and_attend": 1.6,
     "_prefill": 1.3,
     "_decode": 1.2,
     "_shared": 1.2,
