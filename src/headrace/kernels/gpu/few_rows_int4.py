@@ -1,0 +1,451 @@
+"""GEMMs of up to 16 rows with weights of four bits: with few rows a kernel is as fast as its loads.
+
+    a program      PIECES * 16 columns of the output, or as many of gate and of up, over the whole depth: nothing is
+                   split, so no sums are merged in memory
+    a warp         every WARPS-th block of 128 weights of these columns. Its words are loaded into the registers in
+                   which the tensor cores take them, without shared memory in between, HELD blocks at a time, the first
+                   before the kernel before has ended (`dependent_launch`): weights never change
+    one row        is normed and normalized once per program and reaches the warps through shared memory. The RMS norm
+                   before it and the gated activation after it are part of the kernel
+    2 to 16 rows   are loaded by each warp in the layout of its operand
+
+The layout of an operand is given by the order of the dimensions of a load: Triton gives the last ones to the threads of
+a warp, the next to the warps, the first to registers. All that follows are reshapes, which move nothing. The depth of
+an operand may have any order that is the same in both; `kWidth` is 4, so a thread has weights 4 * q to 4 * q + 3 of 16.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
+from headrace.kernels.gpu.few_rows import ACTIVATIONS, gate
+from headrace.kernels.gpu.int4_values import value_pairs, zero_pairs
+from headrace.kernels.layout import UnnormedRows
+
+MAX_ROWS = 16
+MAX_NORMED_WIDTH = 8192  # of a row with one group in each block
+_BLOCK_LEN = 128
+_MANY_COLUMNS = 16_384
+
+
+class FewRowsTile(NamedTuple):
+    pieces: int  # of 16 columns
+    held: int  # blocks of a warp that are multiplied together
+    num_warps: int
+    max_registers: int | None = None  # of a thread; more let the compiler load further ahead
+
+
+def few_rows_tile(
+    num_rows: int, num_columns: int, width: int, *, groups: int, is_gated: bool, has_norm: bool
+) -> FewRowsTile:
+    """Returns the tile of a launch; with a norm it has all blocks of a row, without a loop."""
+    num_blocks = triton.next_power_of_2(width // _BLOCK_LEN)
+    num_warps = min(8, num_blocks)
+    if has_norm:
+        return FewRowsTile(1, num_blocks // num_warps, num_warps)
+    if num_rows == 1:
+        most = 4 if num_blocks <= 32 else 2
+        return FewRowsTile(1, max(1, min(num_blocks // num_warps, most // groups)), num_warps)
+    pieces = 2 if num_columns >= _MANY_COLUMNS and num_columns % 64 == 0 else 1
+    return FewRowsTile(pieces, 1, num_warps)
+
+
+class Int4Matrix(NamedTuple):
+    """A matrix in the form of `int4.py`."""
+
+    packed: Tensor  # [K / 128, N, 16] int32
+    scales: Tensor  # [groups, N] float32
+    zeros: Tensor | None  # [groups, N] uint8
+    groups: int  # of 128 weights: 1, 2 or 4
+
+    @property
+    def num_columns(self) -> int:
+        return self.packed.shape[1]
+
+
+def can_multiply(num_columns: int, width: int, *, is_gated: bool = False) -> bool:
+    """Whether the kernel takes a matrix: whole tiles."""
+    return width % _BLOCK_LEN == 0 and num_columns % 16 == 0 and not (is_gated and num_columns % 32)
+
+
+def can_norm(matrix: Int4Matrix, width: int) -> bool:
+    """Whether the kernel computes a norm too: it needs the whole row in one tile, each group with its own sums."""
+    return width * matrix.groups <= MAX_NORMED_WIDTH
+
+
+def multiply_few_rows(
+    matrix: Int4Matrix, x: Tensor | UnnormedRows, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """Multiplies up to 16 rows, one if they are unnormed. With an activation the columns are gate and up."""
+    norm = x if isinstance(x, UnnormedRows) else None
+    rows = x.x if isinstance(x, UnnormedRows) else x.contiguous()
+    num_rows, width = rows.shape
+    is_gated = activation is not None
+    num_columns = matrix.num_columns // (2 if is_gated else 1)
+    tile = few_rows_tile(
+        num_rows, matrix.num_columns, width, groups=matrix.groups, is_gated=is_gated, has_norm=norm is not None
+    )
+    columns = tile.pieces * (8 if is_gated else 16)
+    out = torch.empty((num_rows, num_columns), dtype=rows.dtype, device=rows.device)
+    residual = None if norm is None else norm.residual
+    options = {} if tile.max_registers is None or rows.device.type != "cuda" else {"maxnreg": tile.max_registers}
+    _multiply_few_int4[(num_columns // columns,)](
+        rows,
+        rows if residual is None else residual,
+        rows if norm is None else norm.weight,
+        rows if norm is None or norm.total is None else norm.total,
+        matrix.packed,
+        matrix.scales,
+        matrix.packed if matrix.zeros is None else matrix.zeros,
+        rows if bias is None else bias,
+        out,
+        0.0 if norm is None else norm.eps,
+        num_rows,
+        num_columns,
+        WIDTH=width,
+        ROWS=1 if num_rows == 1 else 8 if num_rows <= 8 else 16,
+        PIECES=tile.pieces,
+        HELD=tile.held,
+        WARPS=tile.num_warps,
+        GROUPS=matrix.groups,
+        HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None,
+        HAS_ZEROS=matrix.zeros is not None,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=ACTIVATIONS[activation],
+        num_warps=tile.num_warps,
+        IS_INTERPRETED=triton.knobs.runtime.interpret,
+        **options,
+        **dependent_launch(rows.device),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _multiply_few_int4(
+    x,  # [num_rows, WIDTH]
+    residual,
+    gain,
+    total,
+    packed,
+    scales,
+    zeros,
+    bias,
+    out,  # [num_rows, num_columns]
+    eps,
+    num_rows,
+    num_columns,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,  # 1, 8 or 16
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # with one, the halves of a piece are gate and up
+    IS_DEPENDENT: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    let_next_start(IS_DEPENDENT)
+    TILE: tl.constexpr = HELD * WARPS  # blocks
+    NUM_BLOCKS: tl.constexpr = WIDTH // 128
+    COLUMNS: tl.constexpr = PIECES * (8 if ACTIVATION else 16)
+    first_column = tl.program_id(0) * COLUMNS
+    if ACTIVATION:
+        half_stride, piece_stride, stride = num_columns, 8, num_columns * 2
+    else:
+        half_stride, piece_stride, stride = 8, 16, num_columns
+    # Where a thread's words and scales are, in a tile that begins at block 0.
+    words_at, word_blocks = _places_of_words(first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS)
+    scales_at, scale_blocks = _places_of_scales(
+        first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS, GROUPS, IS_INTERPRETED
+    )
+    words_at += packed
+    words = tl.load(words_at, mask=word_blocks < NUM_BLOCKS, other=0)
+    scale = tl.load(scales + scales_at, mask=scale_blocks < NUM_BLOCKS, other=0.0)
+    if NUM_BLOCKS > TILE:
+        next_words = tl.load(words_at + TILE * stride * 16, mask=word_blocks < NUM_BLOCKS - TILE, other=0)
+    if HAS_NORM:
+        depths = tl.arange(0, TILE * 128)
+        part_of_gain = tl.load(gain + depths, mask=depths < WIDTH, other=0.0)
+    wait_for_kernels_before(IS_DEPENDENT)
+    if HAS_NORM:
+        row = _normed_row(x, residual, part_of_gain, total, eps, WIDTH, TILE * 128, HAS_RESIDUAL)
+        row = _operand_of_row(row, HELD, WARPS, GROUPS)
+        sums = _scaled_sums(
+            words,
+            row,
+            scale,
+            zeros,
+            scales_at,
+            scale_blocks,
+            NUM_BLOCKS,
+            ROWS,
+            PIECES,
+            HELD,
+            WARPS,
+            GROUPS,
+            HAS_ZEROS,
+            IS_INTERPRETED,
+        )
+    elif NUM_BLOCKS <= TILE:
+        row = _operand(x, 0, num_rows, WIDTH, ROWS, HELD, WARPS, GROUPS)
+        sums = _scaled_sums(
+            words,
+            row,
+            scale,
+            zeros,
+            scales_at,
+            scale_blocks,
+            NUM_BLOCKS,
+            ROWS,
+            PIECES,
+            HELD,
+            WARPS,
+            GROUPS,
+            HAS_ZEROS,
+            IS_INTERPRETED,
+        )
+    else:
+        OUT_ROWS: tl.constexpr = 8 if ROWS == 1 else ROWS
+        sums = tl.zeros([HELD * GROUPS * WARPS, PIECES * 16, OUT_ROWS], tl.float32)
+        for block in tl.range(0, NUM_BLOCKS, TILE, num_stages=1):
+            step = tl.cast(block, tl.int64) * stride
+            row = _operand(x, block, num_rows, WIDTH, ROWS, HELD, WARPS, GROUPS)
+            later = words_at + (step + 2 * TILE * stride) * 16
+            later_words = tl.load(later, mask=word_blocks < NUM_BLOCKS - 2 * TILE - block, other=0)
+            is_scale = scale_blocks < NUM_BLOCKS - TILE - block
+            later_at = scales_at + (step + TILE * stride) * GROUPS
+            next_scale = tl.load(scales + later_at, mask=is_scale, other=0.0)
+            sums += _scaled_sums(
+                words,
+                row,
+                scale,
+                zeros + step * GROUPS,
+                scales_at,
+                scale_blocks,
+                NUM_BLOCKS - block,
+                ROWS,
+                PIECES,
+                HELD,
+                WARPS,
+                GROUPS,
+                HAS_ZEROS,
+                IS_INTERPRETED,
+            )
+            words, next_words, scale = next_words, later_words, next_scale
+    _store(tl.sum(sums, axis=0), bias, out, first_column, num_rows, num_columns, PIECES, HAS_BIAS, ACTIVATION)
+
+
+@triton.jit
+def _places_of_words(
+    first_column, half_stride, piece_stride, stride, PIECES: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr
+):
+    """Returns offsets [HELD, PIECES, 2, WARPS, 8, 16] of words, and their blocks. Of 16 words a thread has four."""
+    held = tl.arange(0, HELD)[:, None, None, None, None, None]
+    piece = tl.arange(0, PIECES)[None, :, None, None, None, None]
+    half = tl.arange(0, 2)[None, None, :, None, None, None]
+    warp = tl.arange(0, WARPS)[None, None, None, :, None, None]
+    eighth = tl.arange(0, 8)[None, None, None, None, :, None]
+    word = tl.arange(0, 16)[None, None, None, None, None, :]
+    block = held * WARPS + warp
+    column = first_column + piece * piece_stride + half * half_stride + eighth
+    return (block.to(tl.int64) * stride + column) * 16 + word, block
+
+
+@triton.jit
+def _places_of_scales(
+    first_column,
+    half_stride,
+    piece_stride,
+    stride,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Returns offsets [HELD, GROUPS, PIECES, 2, WARPS, 8, 4] of scales, and their blocks: four threads, which have the
+    sums of the same column, load the same."""
+    held = tl.arange(0, HELD)[:, None, None, None, None, None, None]
+    group = tl.arange(0, GROUPS)[None, :, None, None, None, None, None]
+    piece = tl.arange(0, PIECES)[None, None, :, None, None, None, None]
+    half = tl.arange(0, 2)[None, None, None, :, None, None, None]
+    warp = tl.arange(0, WARPS)[None, None, None, None, :, None, None]
+    eighth = _hidden(tl.arange(0, 8)[None, None, None, None, None, :, None], IS_INTERPRETED)
+    quarter = tl.zeros([1, 1, 1, 1, 1, 1, 4], tl.int32)
+    block = held * WARPS + warp
+    column = first_column + piece * piece_stride + half * half_stride + eighth
+    return (block * GROUPS + group).to(tl.int64) * stride + column + quarter, block
+
+
+@triton.jit
+def _hidden(numbers, IS_INTERPRETED: tl.constexpr):
+    """Hides from the compiler that numbers are consecutive: it would give neighbouring columns to one thread."""
+    if IS_INTERPRETED:
+        return numbers
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [numbers], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _normed_row(
+    x, residual, gain, total, eps, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+):
+    """Returns the norm of a row, [WIDTH_BLOCK]. The first program stores the sum of x and the residual stream."""
+    columns = tl.arange(0, WIDTH_BLOCK)
+    inside = columns < WIDTH
+    row = tl.load(x + columns, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        # Rounded to the type of the residual stream before it is normed, as in the reference.
+        row = row.to(tl.float32) + tl.load(residual + columns, mask=inside, other=0.0).to(tl.float32)
+        row = row.to(x.dtype.element_ty)
+        if tl.program_id(0) == 0:
+            tl.store(total + columns, row, mask=inside)
+    wide = row.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
+    return (wide * scale * gain).to(x.dtype.element_ty)
+
+
+@triton.jit
+def _operand(
+    x,
+    first_block,
+    num_rows,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    HELD: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Loads a tile of rows as the right operand, [HELD * GROUPS * WARPS, 128 / GROUPS, ROWS]."""
+    if ROWS == 1:
+        depths = first_block * 128 + tl.arange(0, HELD * WARPS * 128)
+        return _operand_of_row(tl.load(x + depths, mask=depths < WIDTH, other=0.0), HELD, WARPS, GROUPS)
+    else:
+        octet = tl.arange(0, ROWS // 8)[:, None, None, None, None, None]
+        held = tl.arange(0, HELD)[None, :, None, None, None, None]
+        pair = tl.arange(0, 4)[None, None, :, None, None, None]
+        warp = tl.arange(0, WARPS)[None, None, None, :, None, None]
+        eighth = tl.arange(0, 8)[None, None, None, None, :, None]
+        element = tl.arange(0, 32)[None, None, None, None, None, :]
+        block = first_block + held * WARPS + warp
+        row = octet * 8 + eighth
+        inside = (row < num_rows) & (block < WIDTH // 128)
+        part = tl.load(x + row * WIDTH + block * 128 + pair * 32 + element, mask=inside, other=0.0)
+        # 0 octet, 1 held, 2 group, 3 pair, 4 warp, 5 eighth, 6 quarter, 7 and 8 word, 9 half of the word
+        part = tl.reshape(part, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
+        part = tl.permute(part, (1, 2, 4, 3, 7, 6, 8, 9, 0, 5))
+        return tl.reshape(part, [HELD * GROUPS * WARPS, 128 // GROUPS, ROWS])
+
+
+@triton.jit
+def _operand_of_row(row, HELD: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
+    # 0 held, 1 warp, 2 group, 3 pair, 4 quarter, 5 and 6 word, 7 half of the word
+    row = tl.reshape(row, [HELD, WARPS, GROUPS, 4 // GROUPS, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(row, (0, 2, 1, 3, 5, 4, 6, 7)), [HELD * GROUPS * WARPS, 128 // GROUPS, 1])
+
+
+@triton.jit
+def _scaled_sums(
+    words,
+    row,
+    scale,
+    zeros,
+    zeros_at,
+    blocks,
+    num_blocks,
+    ROWS: tl.constexpr,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Returns the sums of each group, [HELD * GROUPS * WARPS, PIECES * 16, ROWS]; of one row 8 times the same."""
+    weight = _weight(words, row.dtype, PIECES, HELD, WARPS, GROUPS, IS_INTERPRETED)
+    sums = tl.dot(weight, row)
+    if HAS_ZEROS:
+        # What the weights lack: they are relative to the zero point 8.
+        zero = tl.load(zeros + zeros_at, mask=blocks < num_blocks, other=8).to(tl.float32) - 8.0
+        zero = _per_sum(zero, ROWS, PIECES, HELD, WARPS, GROUPS)
+        ones = tl.full([HELD * GROUPS * WARPS, PIECES * 16, 128 // GROUPS], 1.0, row.dtype)
+        sums -= zero * tl.dot(ones, row)
+    return sums * _per_sum(scale, ROWS, PIECES, HELD, WARPS, GROUPS)
+
+
+@triton.jit
+def _per_sum(
+    numbers, ROWS: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr
+):
+    """Repeats the numbers of columns for each row, as the tensor cores return sums: 2 of 8 rows to a thread."""
+    # 0 held, 1 group, 2 piece, 3 half, 4 warp, 5 eighth, 6 quarter
+    numbers = tl.permute(numbers, (0, 1, 4, 2, 3, 5, 6))
+    numbers = tl.reshape(numbers, [HELD * GROUPS * WARPS, PIECES * 16, 1, 4, 1])
+    octets: tl.constexpr = 1 if ROWS == 1 else ROWS // 8
+    numbers = tl.broadcast_to(numbers, [HELD * GROUPS * WARPS, PIECES * 16, octets, 4, 2])
+    return tl.reshape(numbers, [HELD * GROUPS * WARPS, PIECES * 16, octets * 8])
+
+
+@triton.jit
+def _weight(
+    words,
+    DTYPE: tl.constexpr,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Widens words into the left operand, [HELD * GROUPS * WARPS, PIECES * 16, 128 / GROUPS]."""
+    zero = zero_pairs(tl.full(words.shape, 8, tl.int32), DTYPE, IS_INTERPRETED)
+    first = value_pairs(words, zero, 0, DTYPE, IS_INTERPRETED)
+    second = value_pairs(words, zero, 1, DTYPE, IS_INTERPRETED)
+    third = value_pairs(words, zero, 2, DTYPE, IS_INTERPRETED)
+    fourth = value_pairs(words, zero, 3, DTYPE, IS_INTERPRETED)
+    weight = tl.join(tl.join(first, second), tl.join(third, fourth))
+    # 0 held, 1 piece, 2 half, 3 warp, 4 eighth, 5 quarter, 6 and 7 word, 8 half of the word, 9 pair % 2, 10 pair / 2
+    weight = tl.reshape(weight, [HELD, PIECES, 2, WARPS, 8, 4, 2, 2, 2, 2, 2])
+    if GROUPS == 1:
+        weight = tl.permute(weight, (0, 3, 1, 2, 4, 10, 9, 6, 5, 7, 8))
+    elif GROUPS == 2:
+        weight = tl.permute(weight, (0, 10, 3, 1, 2, 4, 9, 6, 5, 7, 8))
+    else:
+        weight = tl.permute(weight, (0, 10, 9, 3, 1, 2, 4, 6, 5, 7, 8))
+    return tl.reshape(weight, [HELD * GROUPS * WARPS, PIECES * 16, 128 // GROUPS])
+
+
+@triton.jit
+def _store(
+    product,
+    bias,
+    out,
+    first_column,
+    num_rows,
+    num_columns,
+    PIECES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Stores the columns of a program, [PIECES * 16, ROWS]."""
+    rows: tl.constexpr = product.shape[1]
+    if ACTIVATION:
+        halves = tl.permute(tl.reshape(product, [PIECES, 2, 8, rows]), (0, 2, 3, 1))
+        gate_sums, up_sums = tl.split(halves)
+        product = tl.reshape(gate(gate_sums, up_sums, out, ACTIVATION), [PIECES * 8, rows])
+    columns = first_column + tl.arange(0, product.shape[0])
+    if HAS_BIAS:
+        product += tl.load(bias + columns).to(tl.float32)[:, None]
+    row = tl.arange(0, rows)
+    at = out + row[None, :] * num_columns + columns[:, None]
+    tl.store(at, product.to(out.dtype.element_ty), mask=row[None, :] < num_rows)
