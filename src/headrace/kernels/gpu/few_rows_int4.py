@@ -9,9 +9,10 @@
                    before it and the gated activation after it are part of the kernel
     2 to 16 rows   are loaded by each warp in the layout of its operand
 
-The layout of an operand is given by the order of the dimensions of a load: Triton gives the last ones to the threads of
-a warp, the next to the warps, the first to registers. All that follows are reshapes, which move nothing. The depth of
-an operand may have any order that is the same in both; `kWidth` is 4, so a thread has weights 4 * q to 4 * q + 3 of 16.
+The layout of an operand is given by the indexes of a load: Triton gives the low bits of an index to the threads of a
+warp, the next to the warps, the high ones to registers. All that follows are reshapes, which move nothing. The depth of
+an operand may have any order that is the same in both; where values come from `tl.join`, Triton gives a thread four
+neighbours of each 16 (`kWidth`).
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def _multiply_few_int4(
     # Where a thread's words and scales are, in a tile that begins at block 0.
     words_at, word_blocks = _places_of_words(first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS)
     scales_at, scale_blocks = _places_of_scales(
-        first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS, GROUPS, IS_INTERPRETED
+        first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS, GROUPS
     )
     words_at += packed
     words = tl.load(words_at, mask=word_blocks < NUM_BLOCKS, other=0)
@@ -248,18 +249,22 @@ def _multiply_few_int4(
 
 @triton.jit
 def _places_of_words(
-    first_column, half_stride, piece_stride, stride, PIECES: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr
+    first_column,
+    half_stride,
+    piece_stride,
+    stride,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
-    """Returns offsets [HELD, PIECES, 2, WARPS, 8, 16] of words, and their blocks. Of 16 words a thread has four."""
-    held = tl.arange(0, HELD)[:, None, None, None, None, None]
-    piece = tl.arange(0, PIECES)[None, :, None, None, None, None]
-    half = tl.arange(0, 2)[None, None, :, None, None, None]
-    warp = tl.arange(0, WARPS)[None, None, None, :, None, None]
-    eighth = tl.arange(0, 8)[None, None, None, None, :, None]
-    word = tl.arange(0, 16)[None, None, None, None, None, :]
+    """Returns offsets [HELD * PIECES * 2 * WARPS * 8, 16] of words, and their blocks [..., 1]. Of 16 words a thread has
+    four."""
+    index = tl.arange(0, HELD * PIECES * 2 * WARPS * 8)[:, None]
+    eighth, warp, half = index % 8, index // 8 % WARPS, index // (8 * WARPS) % 2
+    piece, held = index // (16 * WARPS) % PIECES, index // (16 * WARPS * PIECES)
     block = held * WARPS + warp
     column = first_column + piece * piece_stride + half * half_stride + eighth
-    return (block.to(tl.int64) * stride + column) * 16 + word, block
+    return (block.to(tl.int64) * stride + column) * 16 + tl.arange(0, 16)[None, :], block
 
 
 @triton.jit
@@ -272,29 +277,16 @@ def _places_of_scales(
     HELD: tl.constexpr,
     WARPS: tl.constexpr,
     GROUPS: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
 ):
-    """Returns offsets [HELD, GROUPS, PIECES, 2, WARPS, 8, 4] of scales, and their blocks: four threads, which have the
-    sums of the same column, load the same."""
-    held = tl.arange(0, HELD)[:, None, None, None, None, None, None]
-    group = tl.arange(0, GROUPS)[None, :, None, None, None, None, None]
-    piece = tl.arange(0, PIECES)[None, None, :, None, None, None, None]
-    half = tl.arange(0, 2)[None, None, None, :, None, None, None]
-    warp = tl.arange(0, WARPS)[None, None, None, None, :, None, None]
-    eighth = _hidden(tl.arange(0, 8)[None, None, None, None, None, :, None], IS_INTERPRETED)
-    quarter = tl.zeros([1, 1, 1, 1, 1, 1, 4], tl.int32)
+    """Returns offsets [HELD * GROUPS * PIECES * 2 * WARPS * 8 * 4] of scales, and their blocks: four threads, which
+    have the sums of the same column, load the same."""
+    index = tl.arange(0, HELD * GROUPS * PIECES * 2 * WARPS * 32)
+    eighth, warp, half = index // 4 % 8, index // 32 % WARPS, index // (32 * WARPS) % 2
+    piece = index // (64 * WARPS) % PIECES
+    group, held = index // (64 * WARPS * PIECES) % GROUPS, index // (64 * WARPS * PIECES * GROUPS)
     block = held * WARPS + warp
     column = first_column + piece * piece_stride + half * half_stride + eighth
-    return (block * GROUPS + group).to(tl.int64) * stride + column + quarter, block
-
-
-@triton.jit
-def _hidden(numbers, IS_INTERPRETED: tl.constexpr):
-    """Hides from the compiler that numbers are consecutive: it would give neighbouring columns to one thread."""
-    if IS_INTERPRETED:
-        return numbers
-    else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [numbers], dtype=tl.int32, is_pure=True, pack=1)
+    return (block * GROUPS + group).to(tl.int64) * stride + column, block
 
 
 @triton.jit
@@ -332,16 +324,14 @@ def _operand(
         depths = first_block * 128 + tl.arange(0, HELD * WARPS * 128)
         return _operand_of_row(tl.load(x + depths, mask=depths < WIDTH, other=0.0), HELD, WARPS, GROUPS)
     else:
-        octet = tl.arange(0, ROWS // 8)[:, None, None, None, None, None]
-        held = tl.arange(0, HELD)[None, :, None, None, None, None]
-        pair = tl.arange(0, 4)[None, None, :, None, None, None]
-        warp = tl.arange(0, WARPS)[None, None, None, :, None, None]
-        eighth = tl.arange(0, 8)[None, None, None, None, :, None]
-        element = tl.arange(0, 32)[None, None, None, None, None, :]
+        index = tl.arange(0, ROWS * HELD * 4 * WARPS)[:, None]
+        eighth, warp, pair = index % 8, index // 8 % WARPS, index // (8 * WARPS) % 4
+        held, octet = index // (32 * WARPS) % HELD, index // (32 * WARPS * HELD)
         block = first_block + held * WARPS + warp
         row = octet * 8 + eighth
         inside = (row < num_rows) & (block < WIDTH // 128)
-        part = tl.load(x + row * WIDTH + block * 128 + pair * 32 + element, mask=inside, other=0.0)
+        at = x + row * WIDTH + block * 128 + pair * 32 + tl.arange(0, 32)[None, :]
+        part = tl.load(at, mask=inside, other=0.0)
         # 0 octet, 1 held, 2 group, 3 pair, 4 warp, 5 eighth, 6 quarter, 7 and 8 word, 9 half of the word
         part = tl.reshape(part, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
         part = tl.permute(part, (1, 2, 4, 3, 7, 6, 8, 9, 0, 5))
@@ -379,7 +369,9 @@ def _scaled_sums(
         # What the weights lack: they are relative to the zero point 8.
         zero = tl.load(zeros + zeros_at, mask=blocks < num_blocks, other=8).to(tl.float32) - 8.0
         zero = _per_sum(zero, ROWS, PIECES, HELD, WARPS, GROUPS)
-        ones = tl.full([HELD * GROUPS * WARPS, PIECES * 16, 128 // GROUPS], 1.0, row.dtype)
+        # Of the same layout as the weights, since it comes from `tl.join` too.
+        one = tl.full([HELD * GROUPS * WARPS, PIECES * 16, 64 // GROUPS], 1.0, row.dtype)
+        ones = tl.reshape(tl.join(one, one), [HELD * GROUPS * WARPS, PIECES * 16, 128 // GROUPS])
         sums -= zero * tl.dot(ones, row)
     return sums * _per_sum(scale, ROWS, PIECES, HELD, WARPS, GROUPS)
 
@@ -390,6 +382,7 @@ def _per_sum(
 ):
     """Repeats the numbers of columns for each row, as the tensor cores return sums: 2 of 8 rows to a thread."""
     # 0 held, 1 group, 2 piece, 3 half, 4 warp, 5 eighth, 6 quarter
+    numbers = tl.reshape(numbers, [HELD, GROUPS, PIECES, 2, WARPS, 8, 4])
     numbers = tl.permute(numbers, (0, 1, 4, 2, 3, 5, 6))
     numbers = tl.reshape(numbers, [HELD * GROUPS * WARPS, PIECES * 16, 1, 4, 1])
     octets: tl.constexpr = 1 if ROWS == 1 else ROWS // 8
