@@ -108,14 +108,18 @@ def test_norm_gate_up_and_activation_are_one_operation(place: Place, shape: tupl
 
 @cases(
     "num_rows tile",
-    gpu=[(rows, FewRowsTile(*tile)) for rows in (1, 4, 16) for tile in ((1, 2, 8), (2, 1, 4), (4, 1, 16), (2, 4, 8))],
-    interpreted=[(1, FewRowsTile(2, 2, 2)), (4, FewRowsTile(2, 1, 4)), (16, FewRowsTile(1, 2, 4))],
+    gpu=[
+        (rows, FewRowsTile(*tile))
+        for rows in (1, 4, 16)
+        for tile in ((1, 2, 8), (2, 1, 4), (4, 1, 16), (2, 4, 8), (1, 1, 4, 2), (2, 1, 2, 5, 128))
+    ],
+    interpreted=[(1, FewRowsTile(2, 2, 2)), (4, FewRowsTile(2, 1, 4)), (16, FewRowsTile(1, 2, 4, 2))],
 )
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_every_tile_gives_the_same_sums(
     place: Place, num_rows: int, tile: FewRowsTile, is_gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight, x = weight_of(place, (128, 1408)), place.randn(num_rows, 1408)  # 11 blocks
+    weight, x = weight_of(place, (128, 1280)), place.randn(num_rows, 1280)  # 10 blocks
     linear = Int4Linear(weight, None, place.dtype)
     monkeypatch.setattr(few_rows_int4, "few_rows_tile", lambda *args, **kwargs: tile)
     expected = x.float() @ dequantize(weight).t()

@@ -1,11 +1,11 @@
 """GEMMs of up to 16 rows with weights of four bits: with few rows a kernel is as fast as its loads.
 
-    a program      PIECES * 16 columns of the output, or as many of gate and of up, over the whole depth: nothing is
-                   split, so no sums are merged in memory
+    a program      PIECES * 16 columns of the output, or half as many of gate and of up, over the whole depth, so that
+                   no sums are merged in memory. With many rows this would read them too often: then the depth is split
     a warp         every WARPS-th block of 128 weights of these columns. Its words are loaded into the registers in
                    which the tensor cores take them, without shared memory in between, HELD blocks at a time, the first
                    before the kernel before has ended (`dependent_launch`): weights never change
-    one row        is normed and normalized once per program and reaches the warps through shared memory. The RMS norm
+    one row        is normed once per program and reaches the warps through shared memory. The RMS norm
                    before it and the gated activation after it are part of the kernel
     2 to 16 rows   are loaded by each warp in the layout of its operand
 
@@ -39,6 +39,7 @@ class FewRowsTile(NamedTuple):
     pieces: int  # of 16 columns
     held: int  # blocks of a warp that are multiplied together
     num_warps: int
+    splits: int = 1  # of the depth over programs, whose sums are merged in memory
     max_registers: int | None = None  # of a thread; more let the compiler load further ahead
 
 
@@ -46,15 +47,18 @@ def few_rows_tile(
     num_rows: int, num_columns: int, width: int, *, groups: int, is_gated: bool, has_norm: bool
 ) -> FewRowsTile:
     """Returns the tile of a launch; with a norm it has all blocks of a row, without a loop."""
-    num_blocks = triton.next_power_of_2(width // _BLOCK_LEN)
-    num_warps = min(8, num_blocks)
+    num_blocks = width // _BLOCK_LEN
+    num_warps = min(8, triton.next_power_of_2(num_blocks))
+    has_many = num_columns >= _MANY_COLUMNS and num_columns % 64 == 0
+    whole = triton.next_power_of_2(num_blocks) // num_warps  # blocks of a warp without a loop
     if has_norm:
-        return FewRowsTile(1, num_blocks // num_warps, num_warps)
+        pieces = 2 if has_many and whole * groups <= 4 else 1
+        return FewRowsTile(pieces, whole, num_warps, max_registers=80 if pieces * whole * groups == 4 else None)
     if num_rows == 1:
-        most = 4 if num_blocks <= 32 else 2
-        return FewRowsTile(1, max(1, min(num_blocks // num_warps, most // groups)), num_warps)
-    pieces = 2 if num_columns >= _MANY_COLUMNS and num_columns % 64 == 0 else 1
-    return FewRowsTile(pieces, 1, num_warps)
+        return FewRowsTile(1, whole if whole * groups <= 4 else 1, num_warps)
+    if num_rows > 8 and num_blocks > 64 and num_blocks % 4 == 0 and num_columns % 64 == 0 and not is_gated:
+        return FewRowsTile(4, 1, 4, splits=4)
+    return FewRowsTile(2 if has_many or (num_rows > 8 and num_columns % 64 == 0) else 1, 1, num_warps)
 
 
 class Int4Matrix(NamedTuple):
@@ -64,6 +68,7 @@ class Int4Matrix(NamedTuple):
     scales: Tensor  # [groups, N] float32
     zeros: Tensor | None  # [groups, N] uint8
     groups: int  # of 128 weights: 1, 2 or 4
+    arrivals: Tensor  # [N / 16] int32 or more, zeros before and after each kernel
 
     @property
     def num_columns(self) -> int:
@@ -96,7 +101,9 @@ def multiply_few_rows(
     out = torch.empty((num_rows, num_columns), dtype=rows.dtype, device=rows.device)
     residual = None if norm is None else norm.residual
     options = {} if tile.max_registers is None or rows.device.type != "cuda" else {"maxnreg": tile.max_registers}
-    _multiply_few_int4[(num_columns // columns,)](
+    num_tiles = num_columns // columns
+    num_partial = tile.splits * num_tiles * tile.pieces * 16 * 16 if tile.splits > 1 else 0
+    _multiply_few_int4[(num_tiles, tile.splits)](
         rows,
         rows if residual is None else residual,
         rows if norm is None else norm.weight,
@@ -106,6 +113,8 @@ def multiply_few_rows(
         matrix.packed if matrix.zeros is None else matrix.zeros,
         rows if bias is None else bias,
         out,
+        torch.empty(num_partial, dtype=torch.float32, device=rows.device),
+        matrix.arrivals,
         0.0 if norm is None else norm.eps,
         num_rows,
         num_columns,
@@ -114,6 +123,7 @@ def multiply_few_rows(
         PIECES=tile.pieces,
         HELD=tile.held,
         WARPS=tile.num_warps,
+        SPLITS=tile.splits,
         GROUPS=matrix.groups,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
@@ -139,6 +149,8 @@ def _multiply_few_int4(
     zeros,
     bias,
     out,  # [num_rows, num_columns]
+    partial,  # [SPLITS, programs, PIECES * 16, ROWS] float32
+    arrivals,
     eps,
     num_rows,
     num_columns,
@@ -147,6 +159,7 @@ def _multiply_few_int4(
     PIECES: tl.constexpr,
     HELD: tl.constexpr,
     WARPS: tl.constexpr,
+    SPLITS: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -158,7 +171,7 @@ def _multiply_few_int4(
 ):
     let_next_start(IS_DEPENDENT)
     TILE: tl.constexpr = HELD * WARPS  # blocks
-    NUM_BLOCKS: tl.constexpr = WIDTH // 128
+    NUM_BLOCKS: tl.constexpr = WIDTH // 128 // SPLITS
     COLUMNS: tl.constexpr = PIECES * (8 if ACTIVATION else 16)
     first_column = tl.program_id(0) * COLUMNS
     if ACTIVATION:
@@ -170,81 +183,67 @@ def _multiply_few_int4(
     scales_at, scale_blocks = _places_of_scales(
         first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS, GROUPS
     )
-    words_at += packed
-    words = tl.load(words_at, mask=word_blocks < NUM_BLOCKS, other=0)
+    split_block = tl.program_id(1) * NUM_BLOCKS
+    step = tl.cast(stride, tl.int64) * TILE  # from tile to tile
+    packed += tl.cast(split_block, tl.int64) * stride * 16
+    scales += tl.cast(split_block, tl.int64) * stride * GROUPS
+    zeros += tl.cast(split_block, tl.int64) * stride * GROUPS
+    words = tl.load(packed + words_at, mask=word_blocks < NUM_BLOCKS, other=0)
     scale = tl.load(scales + scales_at, mask=scale_blocks < NUM_BLOCKS, other=0.0)
-    if NUM_BLOCKS > TILE:
-        next_words = tl.load(words_at + TILE * stride * 16, mask=word_blocks < NUM_BLOCKS - TILE, other=0)
+    AHEAD: tl.constexpr = 2 if PIECES * HELD <= 2 else 1  # tiles whose words are loaded before they are used
+    if NUM_BLOCKS > TILE and AHEAD == 2:
+        packed += step * 16
+        next_words = tl.load(packed + words_at, mask=word_blocks < NUM_BLOCKS - TILE, other=0)
     if HAS_NORM:
         depths = tl.arange(0, TILE * 128)
         part_of_gain = tl.load(gain + depths, mask=depths < WIDTH, other=0.0)
     wait_for_kernels_before(IS_DEPENDENT)
-    if HAS_NORM:
-        row = _normed_row(x, residual, part_of_gain, total, eps, WIDTH, TILE * 128, HAS_RESIDUAL)
-        row = _operand_of_row(row, HELD, WARPS, GROUPS)
+    x += split_block * 128
+    if NUM_BLOCKS <= TILE:
+        if HAS_NORM:
+            normed = _normed_row(x, residual, part_of_gain, total, eps, WIDTH, TILE * 128, HAS_RESIDUAL)
+            row = _operand_of_row(normed, HELD, WARPS, GROUPS)
+        else:
+            row = _operand(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS, GROUPS)
         sums = _scaled_sums(
-            words,
-            row,
-            scale,
-            zeros,
-            scales_at,
-            scale_blocks,
-            NUM_BLOCKS,
-            ROWS,
-            PIECES,
-            HELD,
-            WARPS,
-            GROUPS,
-            HAS_ZEROS,
-            IS_INTERPRETED,
-        )
-    elif NUM_BLOCKS <= TILE:
-        row = _operand(x, 0, num_rows, WIDTH, ROWS, HELD, WARPS, GROUPS)
-        sums = _scaled_sums(
-            words,
-            row,
-            scale,
-            zeros,
-            scales_at,
-            scale_blocks,
-            NUM_BLOCKS,
-            ROWS,
-            PIECES,
-            HELD,
-            WARPS,
-            GROUPS,
-            HAS_ZEROS,
-            IS_INTERPRETED,
-        )
+            words, row, scale, zeros, scales_at, scale_blocks, NUM_BLOCKS,
+            ROWS, PIECES, HELD, WARPS, GROUPS, HAS_ZEROS, IS_INTERPRETED,
+        )  # fmt: skip
     else:
         OUT_ROWS: tl.constexpr = 8 if ROWS == 1 else ROWS
         sums = tl.zeros([HELD * GROUPS * WARPS, PIECES * 16, OUT_ROWS], tl.float32)
         for block in tl.range(0, NUM_BLOCKS, TILE, num_stages=1):
-            step = tl.cast(block, tl.int64) * stride
-            row = _operand(x, block, num_rows, WIDTH, ROWS, HELD, WARPS, GROUPS)
-            later = words_at + (step + 2 * TILE * stride) * 16
-            later_words = tl.load(later, mask=word_blocks < NUM_BLOCKS - 2 * TILE - block, other=0)
-            is_scale = scale_blocks < NUM_BLOCKS - TILE - block
-            later_at = scales_at + (step + TILE * stride) * GROUPS
-            next_scale = tl.load(scales + later_at, mask=is_scale, other=0.0)
+            row = _operand(x, block, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS, GROUPS)
+            packed += step * 16
+            later_words = tl.load(packed + words_at, mask=word_blocks < NUM_BLOCKS - AHEAD * TILE - block, other=0)
+            scales += step * GROUPS
+            next_scale = tl.load(scales + scales_at, mask=scale_blocks < NUM_BLOCKS - TILE - block, other=0.0)
             sums += _scaled_sums(
-                words,
-                row,
-                scale,
-                zeros + step * GROUPS,
-                scales_at,
-                scale_blocks,
-                NUM_BLOCKS - block,
-                ROWS,
-                PIECES,
-                HELD,
-                WARPS,
-                GROUPS,
-                HAS_ZEROS,
-                IS_INTERPRETED,
-            )
-            words, next_words, scale = next_words, later_words, next_scale
-    _store(tl.sum(sums, axis=0), bias, out, first_column, num_rows, num_columns, PIECES, HAS_BIAS, ACTIVATION)
+                words, row, scale, zeros, scales_at, scale_blocks, NUM_BLOCKS - block,
+                ROWS, PIECES, HELD, WARPS, GROUPS, HAS_ZEROS, IS_INTERPRETED,
+            )  # fmt: skip
+            zeros += step * GROUPS
+            scale = next_scale
+            if AHEAD == 2:
+                words, next_words = next_words, later_words
+            else:
+                words = later_words
+    product = tl.sum(sums, axis=0)
+    if SPLITS > 1:
+        rows = tl.arange(0, product.shape[1])[None, :]
+        places = tl.arange(0, product.shape[0])[:, None] * product.shape[1] + rows
+        at = partial + tl.program_id(0) * (product.shape[0] * product.shape[1]) + places
+        size = tl.num_programs(0) * (product.shape[0] * product.shape[1])
+        tl.store(at + tl.program_id(1) * size, product, mask=rows < num_rows)
+        tl.debug_barrier()  # the whole program has stored its sums before it counts as arrived
+        arrival = arrivals + tl.program_id(0)
+        if tl.atomic_add(arrival, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrival, 0)  # the next kernel expects zeros
+        product = tl.zeros(product.shape, tl.float32)
+        for split in tl.static_range(SPLITS):  # always in this order, so that results repeat exactly
+            product += tl.load(at + split * size, mask=rows < num_rows, other=0.0, cache_modifier=".cg")
+    _store(product, bias, out, first_column, num_rows, num_columns, PIECES, HAS_BIAS, ACTIVATION)
 
 
 @triton.jit
@@ -264,7 +263,7 @@ def _places_of_words(
     piece, held = index // (16 * WARPS) % PIECES, index // (16 * WARPS * PIECES)
     block = held * WARPS + warp
     column = first_column + piece * piece_stride + half * half_stride + eighth
-    return (block.to(tl.int64) * stride + column) * 16 + tl.arange(0, 16)[None, :], block
+    return (block * stride + column) * 16 + tl.arange(0, 16)[None, :], block
 
 
 @triton.jit
@@ -286,7 +285,7 @@ def _places_of_scales(
     group, held = index // (64 * WARPS * PIECES) % GROUPS, index // (64 * WARPS * PIECES * GROUPS)
     block = held * WARPS + warp
     column = first_column + piece * piece_stride + half * half_stride + eighth
-    return (block * GROUPS + group).to(tl.int64) * stride + column, block
+    return (block * GROUPS + group) * stride + column, block
 
 
 @triton.jit
@@ -313,6 +312,7 @@ def _operand(
     x,
     first_block,
     num_rows,
+    NUM_BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     HELD: tl.constexpr,
@@ -322,19 +322,19 @@ def _operand(
     """Loads a tile of rows as the right operand, [HELD * GROUPS * WARPS, 128 / GROUPS, ROWS]."""
     if ROWS == 1:
         depths = first_block * 128 + tl.arange(0, HELD * WARPS * 128)
-        return _operand_of_row(tl.load(x + depths, mask=depths < WIDTH, other=0.0), HELD, WARPS, GROUPS)
+        return _operand_of_row(tl.load(x + depths, mask=depths < NUM_BLOCKS * 128, other=0.0), HELD, WARPS, GROUPS)
     else:
         index = tl.arange(0, ROWS * HELD * 4 * WARPS)[:, None]
         eighth, warp, pair = index % 8, index // 8 % WARPS, index // (8 * WARPS) % 4
         held, octet = index // (32 * WARPS) % HELD, index // (32 * WARPS * HELD)
         block = first_block + held * WARPS + warp
         row = octet * 8 + eighth
-        inside = (row < num_rows) & (block < WIDTH // 128)
+        inside = (row < num_rows) & (block < NUM_BLOCKS)
         at = x + row * WIDTH + block * 128 + pair * 32 + tl.arange(0, 32)[None, :]
         part = tl.load(at, mask=inside, other=0.0)
         # 0 octet, 1 held, 2 group, 3 pair, 4 warp, 5 eighth, 6 quarter, 7 and 8 word, 9 half of the word
         part = tl.reshape(part, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
-        part = tl.permute(part, (1, 2, 4, 3, 7, 6, 8, 9, 0, 5))
+        part = tl.permute(part, (1, 2, 4, 3, 8, 6, 7, 9, 0, 5))
         return tl.reshape(part, [HELD * GROUPS * WARPS, 128 // GROUPS, ROWS])
 
 
@@ -342,7 +342,7 @@ def _operand(
 def _operand_of_row(row, HELD: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
     # 0 held, 1 warp, 2 group, 3 pair, 4 quarter, 5 and 6 word, 7 half of the word
     row = tl.reshape(row, [HELD, WARPS, GROUPS, 4 // GROUPS, 4, 2, 2, 2])
-    return tl.reshape(tl.permute(row, (0, 2, 1, 3, 5, 4, 6, 7)), [HELD * GROUPS * WARPS, 128 // GROUPS, 1])
+    return tl.reshape(tl.permute(row, (0, 2, 1, 3, 6, 4, 5, 7)), [HELD * GROUPS * WARPS, 128 // GROUPS, 1])
 
 
 @triton.jit
@@ -410,11 +410,11 @@ def _weight(
     # 0 held, 1 piece, 2 half, 3 warp, 4 eighth, 5 quarter, 6 and 7 word, 8 half of the word, 9 pair % 2, 10 pair / 2
     weight = tl.reshape(weight, [HELD, PIECES, 2, WARPS, 8, 4, 2, 2, 2, 2, 2])
     if GROUPS == 1:
-        weight = tl.permute(weight, (0, 3, 1, 2, 4, 10, 9, 6, 5, 7, 8))
+        weight = tl.permute(weight, (0, 3, 1, 2, 4, 10, 9, 7, 5, 6, 8))
     elif GROUPS == 2:
-        weight = tl.permute(weight, (0, 10, 3, 1, 2, 4, 9, 6, 5, 7, 8))
+        weight = tl.permute(weight, (0, 10, 3, 1, 2, 4, 9, 7, 5, 6, 8))
     else:
-        weight = tl.permute(weight, (0, 10, 9, 3, 1, 2, 4, 6, 5, 7, 8))
+        weight = tl.permute(weight, (0, 10, 9, 3, 1, 2, 4, 7, 5, 6, 8))
     return tl.reshape(weight, [HELD * GROUPS * WARPS, PIECES * 16, 128 // GROUPS])
 
 

@@ -41,15 +41,15 @@ class Int4Linear:
     def __init__(self, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._num_columns, self._width = weight.values.shape
         packed = pack(weight.values)
+        num_tiles = triton.cdiv(self._num_columns, _MIN_COLUMNS) * (MAX_FUSED_ROWS // _MIN_ROWS)
         self._matrix = Int4Matrix(
             packed,
             _per_group(weight.scales, weight.group_len, packed.shape[0]),
             None if weight.zeros is None else _per_group(weight.zeros, weight.group_len, packed.shape[0]),
             PACK_LEN // min(PACK_LEN, weight.group_len),
+            torch.zeros(num_tiles, dtype=torch.int32, device=packed.device),
         )
         self._order, self._bias, self._dtype = weight.order, bias, dtype
-        num_tiles = triton.cdiv(self._num_columns, _MIN_COLUMNS) * (MAX_FUSED_ROWS // _MIN_ROWS)
-        self._arrivals = torch.zeros(num_tiles, dtype=torch.int32, device=weight.values.device)
 
     def takes_unnormed(self, x: Tensor) -> bool:
         """Whether this layer computes the norm before it as well."""
@@ -87,7 +87,7 @@ class Int4Linear:
         return out if self._bias is None else out.add_(self._bias)
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
-        packed, scales, zeros, groups = self._matrix
+        packed, scales, zeros, groups, arrivals = self._matrix
         num_rows, num_blocks = x.shape[0], packed.shape[0]
         rows, columns, num_warps, num_stages = _tile_shape(num_rows, self._num_columns)
         tiles = (triton.cdiv(self._num_columns, columns), triton.cdiv(num_rows, rows))
@@ -100,7 +100,7 @@ class Int4Linear:
             packed if zeros is None else zeros,
             out,
             partial,
-            self._arrivals,
+            arrivals,
             num_rows,
             self._num_columns,
             self._width,
@@ -119,7 +119,7 @@ class Int4Linear:
 
     def widened(self) -> Tensor:  # [N, K]
         """Returns the matrix in the type of the activations."""
-        packed, scales, zeros, groups = self._matrix
+        packed, scales, zeros, groups, _ = self._matrix
         out = torch.empty((self._num_columns, self._width), dtype=self._dtype, device=packed.device)
         columns = 32
         _widen[(triton.cdiv(self._num_columns, columns), packed.shape[0])](
