@@ -165,8 +165,8 @@ def use_tile(name: str, tile: FewRowsTile | None) -> None:
 
 
 def tiles_to_try(name: str, num_rows: int) -> list[FewRowsTile]:
-    """The tiles of a sweep for a matrix: pieces, held, warps, splits, registers."""
-    shapes: list[tuple[int, ...]]
+    """The tiles of a sweep for a matrix: pieces, held, warps, splits, registers, next rows."""
+    shapes: list[tuple[Any, ...]]
     if num_rows == 1 and name in ("qkv", "gate_up"):  # whole rows, for their norm
         shapes = [(1, 4, 8), (1, 2, 16), (1, 8, 4), (2, 4, 8), (2, 2, 16), (1, 4, 8, 1, 80), (1, 2, 16, 1, 64)]
     elif num_rows == 1 and name == "o":
@@ -184,14 +184,14 @@ def tiles_to_try(name: str, num_rows: int) -> list[FewRowsTile]:
             (2, 2, 8),
             (2, 1, 16),
         ]
-        shapes += [(1, 4, 8, 2), (1, 2, 8, 2), (1, 2, 8, 4), (1, 2, 8, 1, 80), (1, 1, 16, 1, 64)]
+        shapes += [(1, 4, 8, 2), (1, 2, 8, 2), (1, 2, 8, 4), (1, 1, 8, 1, None, True), (1, 2, 8, 1, None, True)]
     elif num_rows <= 8:
         shapes = [(1, 1, 8), (1, 2, 8), (1, 4, 8), (1, 1, 16), (2, 1, 8), (2, 2, 8), (2, 1, 16), (2, 2, 4), (4, 1, 4)]
-        shapes += [(4, 1, 8), (1, 2, 8, 1, 80), (1, 4, 8, 1, 128)]
+        shapes += [(4, 1, 8), (1, 4, 8, 1, 128), (1, 1, 8, 1, None, True), (2, 1, 8, 1, None, True)]
         shapes += [] if name == "gate_up" else [(2, 1, 8, 2), (2, 2, 4, 4), (1, 2, 8, 2)]
     else:
         shapes = [(1, 1, 8), (2, 1, 8), (2, 2, 8), (2, 1, 16), (2, 1, 4), (4, 1, 4), (4, 1, 8), (4, 1, 16)]
-        shapes += [(2, 1, 8, 1, 128), (4, 1, 8, 1, 128)]
+        shapes += [(2, 1, 8, 1, None, True), (4, 1, 8, 1, 128)]
         shapes += [] if name == "gate_up" else [(2, 1, 8, 2), (4, 1, 4, 2), (4, 1, 4, 4), (4, 1, 8, 2), (4, 1, 4, 8)]
     return [FewRowsTile(*shape) for shape in shapes]
 
@@ -355,7 +355,7 @@ def print_best(name: str, rows: int, found: list[dict[str, Any]]) -> None:
         print(
             f"{name:8} {rows:3} rows  chain {each['chain_us']:7.2f} us  alone {each['alone_us']:7.2f}  "
             f"error {each['error']:.5f}  pieces {tile.pieces} held {tile.held} warps {tile.num_warps} "
-            f"splits {tile.splits} registers {tile.max_registers}",
+            f"splits {tile.splits} registers {tile.max_registers} next rows {tile.has_next_rows}",
             flush=True,
         )
 

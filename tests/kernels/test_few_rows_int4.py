@@ -111,9 +111,21 @@ def test_norm_gate_up_and_activation_are_one_operation(place: Place, shape: tupl
     gpu=[
         (rows, FewRowsTile(*tile))
         for rows in (1, 4, 16)
-        for tile in ((1, 2, 8), (2, 1, 4), (4, 1, 16), (2, 4, 8), (1, 1, 4, 2), (2, 1, 2, 5, 128))
+        for tile in (
+            (1, 2, 8),
+            (2, 1, 4),
+            (4, 1, 16),
+            (2, 4, 8),
+            (1, 1, 4, 2),
+            (2, 1, 2, 5, 128),
+            (1, 1, 4, 1, None, True),
+        )
     ],
-    interpreted=[(1, FewRowsTile(2, 2, 2)), (4, FewRowsTile(2, 1, 4)), (16, FewRowsTile(1, 2, 4, 2))],
+    interpreted=[
+        (1, FewRowsTile(2, 2, 2, has_next_rows=True)),
+        (4, FewRowsTile(2, 1, 4, has_next_rows=True)),
+        (16, FewRowsTile(1, 2, 4, 2)),
+    ],
 )
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_every_tile_gives_the_same_sums(

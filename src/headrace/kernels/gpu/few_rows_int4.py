@@ -41,6 +41,7 @@ class FewRowsTile(NamedTuple):
     num_warps: int
     splits: int = 1  # of the depth over programs, whose sums are merged in memory
     max_registers: int | None = None  # of a thread; more let the compiler load further ahead
+    has_next_rows: bool = False  # whether the rows of a loop's next tile are loaded before this one is multiplied
 
 
 def few_rows_tile(
@@ -124,6 +125,7 @@ def multiply_few_rows(
         HELD=tile.held,
         WARPS=tile.num_warps,
         SPLITS=tile.splits,
+        HAS_NEXT_ROWS=tile.has_next_rows,
         GROUPS=matrix.groups,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
@@ -160,6 +162,7 @@ def _multiply_few_int4(
     HELD: tl.constexpr,
     WARPS: tl.constexpr,
     SPLITS: tl.constexpr,
+    HAS_NEXT_ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -204,7 +207,8 @@ def _multiply_few_int4(
             normed = _normed_row(x, residual, part_of_gain, total, eps, WIDTH, TILE * 128, HAS_RESIDUAL)
             row = _operand_of_row(normed, HELD, WARPS, GROUPS)
         else:
-            row = _operand(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS, GROUPS)
+            rows = _load_rows(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
+            row = _operand(rows, ROWS, HELD, WARPS, GROUPS)
         sums = _scaled_sums(
             words, row, scale, zeros, scales_at, scale_blocks, NUM_BLOCKS,
             ROWS, PIECES, HELD, WARPS, GROUPS, HAS_ZEROS, IS_INTERPRETED,
@@ -212,8 +216,14 @@ def _multiply_few_int4(
     else:
         OUT_ROWS: tl.constexpr = 8 if ROWS == 1 else ROWS
         sums = tl.zeros([HELD * GROUPS * WARPS, PIECES * 16, OUT_ROWS], tl.float32)
+        if HAS_NEXT_ROWS:
+            rows = _load_rows(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
         for block in tl.range(0, NUM_BLOCKS, TILE, num_stages=1):
-            row = _operand(x, block, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS, GROUPS)
+            if HAS_NEXT_ROWS:
+                next_rows = _load_rows(x, block + TILE, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
+            else:
+                rows = _load_rows(x, block, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
+            row = _operand(rows, ROWS, HELD, WARPS, GROUPS)
             packed += step * 16
             later_words = tl.load(packed + words_at, mask=word_blocks < NUM_BLOCKS - AHEAD * TILE - block, other=0)
             scales += step * GROUPS
@@ -224,17 +234,19 @@ def _multiply_few_int4(
             )  # fmt: skip
             zeros += step * GROUPS
             scale = next_scale
+            if HAS_NEXT_ROWS:
+                rows = next_rows
             if AHEAD == 2:
                 words, next_words = next_words, later_words
             else:
                 words = later_words
     product = tl.sum(sums, axis=0)
     if SPLITS > 1:
-        rows = tl.arange(0, product.shape[1])[None, :]
-        places = tl.arange(0, product.shape[0])[:, None] * product.shape[1] + rows
+        out_rows = tl.arange(0, product.shape[1])[None, :]
+        places = tl.arange(0, product.shape[0])[:, None] * product.shape[1] + out_rows
         at = partial + tl.program_id(0) * (product.shape[0] * product.shape[1]) + places
         size = tl.num_programs(0) * (product.shape[0] * product.shape[1])
-        tl.store(at + tl.program_id(1) * size, product, mask=rows < num_rows)
+        tl.store(at + tl.program_id(1) * size, product, mask=out_rows < num_rows)
         tl.debug_barrier()  # the whole program has stored its sums before it counts as arrived
         arrival = arrivals + tl.program_id(0)
         if tl.atomic_add(arrival, 1, sem="acq_rel") < SPLITS - 1:
@@ -242,7 +254,7 @@ def _multiply_few_int4(
         tl.store(arrival, 0)  # the next kernel expects zeros
         product = tl.zeros(product.shape, tl.float32)
         for split in tl.static_range(SPLITS):  # always in this order, so that results repeat exactly
-            product += tl.load(at + split * size, mask=rows < num_rows, other=0.0, cache_modifier=".cg")
+            product += tl.load(at + split * size, mask=out_rows < num_rows, other=0.0, cache_modifier=".cg")
     _store(product, bias, out, first_column, num_rows, num_columns, PIECES, HAS_BIAS, ACTIVATION)
 
 
@@ -308,7 +320,7 @@ def _normed_row(
 
 
 @triton.jit
-def _operand(
+def _load_rows(
     x,
     first_block,
     num_rows,
@@ -317,12 +329,11 @@ def _operand(
     ROWS: tl.constexpr,
     HELD: tl.constexpr,
     WARPS: tl.constexpr,
-    GROUPS: tl.constexpr,
 ):
-    """Loads a tile of rows as the right operand, [HELD * GROUPS * WARPS, 128 / GROUPS, ROWS]."""
+    """Loads a tile of rows, [ROWS * HELD * 4 * WARPS, 32], as `_operand` takes it; of one row [HELD * WARPS * 128]."""
     if ROWS == 1:
         depths = first_block * 128 + tl.arange(0, HELD * WARPS * 128)
-        return _operand_of_row(tl.load(x + depths, mask=depths < NUM_BLOCKS * 128, other=0.0), HELD, WARPS, GROUPS)
+        return tl.load(x + depths, mask=depths < NUM_BLOCKS * 128, other=0.0)
     else:
         index = tl.arange(0, ROWS * HELD * 4 * WARPS)[:, None]
         eighth, warp, pair = index % 8, index // 8 % WARPS, index // (8 * WARPS) % 4
@@ -330,12 +341,19 @@ def _operand(
         block = first_block + held * WARPS + warp
         row = octet * 8 + eighth
         inside = (row < num_rows) & (block < NUM_BLOCKS)
-        at = x + row * WIDTH + block * 128 + pair * 32 + tl.arange(0, 32)[None, :]
-        part = tl.load(at, mask=inside, other=0.0)
+        return tl.load(x + row * WIDTH + block * 128 + pair * 32 + tl.arange(0, 32)[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _operand(rows, ROWS: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
+    """Returns rows as the right operand, [HELD * GROUPS * WARPS, 128 / GROUPS, ROWS]."""
+    if ROWS == 1:
+        return _operand_of_row(rows, HELD, WARPS, GROUPS)
+    else:
         # 0 octet, 1 held, 2 group, 3 pair, 4 warp, 5 eighth, 6 quarter, 7 and 8 word, 9 half of the word
-        part = tl.reshape(part, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
-        part = tl.permute(part, (1, 2, 4, 3, 8, 6, 7, 9, 0, 5))
-        return tl.reshape(part, [HELD * GROUPS * WARPS, 128 // GROUPS, ROWS])
+        rows = tl.reshape(rows, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
+        rows = tl.permute(rows, (1, 2, 4, 3, 8, 6, 7, 9, 0, 5))
+        return tl.reshape(rows, [HELD * GROUPS * WARPS, 128 // GROUPS, ROWS])
 
 
 @triton.jit
