@@ -191,7 +191,7 @@ def tiles_to_try(name: str, num_rows: int) -> list[FewRowsTile]:
         shapes += [] if name == "gate_up" else [(2, 1, 8, 2), (2, 2, 4, 4), (1, 2, 8, 2)]
     else:
         shapes = [(1, 1, 8), (2, 1, 8), (2, 2, 8), (2, 1, 16), (2, 1, 4), (4, 1, 4), (4, 1, 8), (4, 1, 16)]
-        shapes += [(2, 1, 8, 1, None, True), (4, 1, 8, 1, 128)]
+        shapes += [(2, 1, 8, 1, None, True), (2, 1, 8, 1, 128), (2, 1, 4, 1, 128), (4, 1, 8, 1, 128)]
         shapes += [] if name == "gate_up" else [(2, 1, 8, 2), (4, 1, 4, 2), (4, 1, 4, 4), (4, 1, 8, 2), (4, 1, 4, 8)]
     return [FewRowsTile(*shape) for shape in shapes]
 

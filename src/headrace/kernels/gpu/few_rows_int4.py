@@ -59,7 +59,8 @@ def few_rows_tile(
         return FewRowsTile(1, whole if whole * groups <= 4 else 1, num_warps)
     if num_rows > 8 and num_blocks > 64 and num_blocks % 4 == 0 and num_columns % 64 == 0 and not is_gated:
         return FewRowsTile(4, 1, 4, splits=4)
-    return FewRowsTile(2 if has_many or (num_rows > 8 and num_columns % 64 == 0) else 1, 1, num_warps)
+    pieces = 2 if has_many or (num_rows > 8 and num_columns % 64 == 0) else 1
+    return FewRowsTile(pieces, 1, num_warps, max_registers=128 if num_rows > 8 else None)
 
 
 class Int4Matrix(NamedTuple):
