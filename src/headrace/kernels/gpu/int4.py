@@ -1,13 +1,13 @@
 """GEMMs with weights of four bits and activations of sixteen.
 
-Few rows: one kernel reads the packed weights once and widens them in registers. Many rows: the matrix is widened into
-memory, and cuBLAS multiplies it.
+Few rows: one kernel reads the packed weights once and widens them in registers; up to 16 have one of their own
+(`few_rows_int4.py`). Many rows: the matrix is widened into memory, and cuBLAS multiplies it.
 
     packed      [K / 128, N, 16] int32: 64 bytes are 128 weights of a row, and a tile of rows is one run of memory
     a word      weights 32 * j + 2 * i and 32 * j + 2 * i + 1 of its 128 are bits 4 * j and 16 + 4 * j of word i, so
                 that one shift and one mask give two weights beside each other, as the tensor cores want them
     a weight    0 to 15 in the low bits of a float whose step is 1 there: 128 + value in bfloat16, 1,024 + value in
-                float16, exact; the zero point with the same offset is subtracted (`_BF16_PAIR`)
+                float16, exact; the zero point with the same offset is subtracted (`int4_values.py`)
     scales      [groups, N] float32, applied to the sums of a group
 """
 
@@ -18,7 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu import few_rows_int4
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
+from headrace.kernels.gpu.few_rows import GATED
+from headrace.kernels.gpu.few_rows_int4 import Int4Matrix
+from headrace.kernels.gpu.int4_values import value_pairs, zero_pairs
+from headrace.kernels.layout import UnnormedRows
 from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
 
 PACK_LEN = 128  # weights of a row that are packed together
@@ -35,18 +40,45 @@ class Int4Linear:
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._num_columns, self._width = weight.values.shape
-        self._packed = pack(weight.values)  # [K / 128, N, 16]
-        self._groups = PACK_LEN // min(PACK_LEN, weight.group_len)  # of 128 weights
-        self._scales = _per_group(weight.scales, weight.group_len, self._packed.shape[0])
-        zeros = weight.zeros
-        self._zeros = None if zeros is None else _per_group(zeros, weight.group_len, self._packed.shape[0])
-        self._order, self._bias, self._dtype = weight.order, bias, dtype
+        packed = pack(weight.values)
         num_tiles = triton.cdiv(self._num_columns, _MIN_COLUMNS) * (MAX_FUSED_ROWS // _MIN_ROWS)
-        self._arrivals = torch.zeros(num_tiles, dtype=torch.int32, device=weight.values.device)
+        self._matrix = Int4Matrix(
+            packed,
+            _per_group(weight.scales, weight.group_len, packed.shape[0]),
+            None if weight.zeros is None else _per_group(weight.zeros, weight.group_len, packed.shape[0]),
+            PACK_LEN // min(PACK_LEN, weight.group_len),
+            torch.zeros(num_tiles, dtype=torch.int32, device=packed.device),
+        )
+        self._order, self._bias, self._dtype = weight.order, bias, dtype
 
-    def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
-        if self._order is not None:
-            x = x.index_select(1, self._order)
+    def takes_unnormed(self, x: Tensor) -> bool:
+        """Whether this layer computes the norm before it as well."""
+        is_one_row = x.shape[0] == 1 and self._has_few_rows(x)
+        return is_one_row and self._order is None and few_rows_int4.can_norm(self._matrix, self._width)
+
+    def _has_few_rows(self, x: Tensor, *, is_gated: bool = False) -> bool:
+        is_few = 0 < x.shape[0] <= few_rows_int4.MAX_ROWS
+        return is_few and few_rows_int4.can_multiply(self._num_columns, self._width, is_gated=is_gated)
+
+    def __call__(self, x: Tensor | UnnormedRows) -> Tensor:  # [T, K] -> [T, N]
+        if isinstance(x, UnnormedRows):
+            return few_rows_int4.multiply_few_rows(self._matrix, x, self._bias)
+        return self._multiplied(self._ordered(x))
+
+    def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
+        """Multiplies by gate and up, the halves of the matrix, and applies the activation."""
+        rows = x.x if isinstance(x, UnnormedRows) else x
+        if self._bias is not None or not self._has_few_rows(rows, is_gated=True):
+            return GATED[activation](self(x))
+        ordered = x if isinstance(x, UnnormedRows) else self._ordered(x)
+        return few_rows_int4.multiply_few_rows(self._matrix, ordered, activation=activation)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self._order is None else x.index_select(1, self._order)
+
+    def _multiplied(self, x: Tensor) -> Tensor:
+        if self._has_few_rows(x):
+            return few_rows_int4.multiply_few_rows(self._matrix, x, self._bias)
         if x.shape[0] > MAX_FUSED_ROWS:
             return torch.nn.functional.linear(x, self.widened(), self._bias)
         out = torch.empty((x.shape[0], self._num_columns), dtype=self._dtype, device=x.device)
@@ -55,19 +87,20 @@ class Int4Linear:
         return out if self._bias is None else out.add_(self._bias)
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
-        num_rows, num_blocks = x.shape[0], self._packed.shape[0]
+        packed, scales, zeros, groups, arrivals = self._matrix
+        num_rows, num_blocks = x.shape[0], packed.shape[0]
         rows, columns, num_warps, num_stages = _tile_shape(num_rows, self._num_columns)
         tiles = (triton.cdiv(self._num_columns, columns), triton.cdiv(num_rows, rows))
         splits = _num_splits(tiles[0] * tiles[1], num_blocks)
         partial = torch.empty((splits if splits > 1 else 0, *out.shape), dtype=torch.float32, device=x.device)
         _multiply_int4[(tiles[0], splits, tiles[1])](
             x,
-            self._packed,
-            self._scales,
-            self._packed if self._zeros is None else self._zeros,
+            packed,
+            scales,
+            packed if zeros is None else zeros,
             out,
             partial,
-            self._arrivals,
+            arrivals,
             num_rows,
             self._num_columns,
             self._width,
@@ -75,8 +108,8 @@ class Int4Linear:
             splits,
             ROWS=rows,
             COLUMNS=columns,
-            GROUPS=self._groups,
-            HAS_ZEROS=self._zeros is not None,
+            GROUPS=groups,
+            HAS_ZEROS=zeros is not None,
             HAS_TAIL=self._width % PACK_LEN != 0,
             num_warps=num_warps,
             num_stages=num_stages,
@@ -86,18 +119,19 @@ class Int4Linear:
 
     def widened(self) -> Tensor:  # [N, K]
         """Returns the matrix in the type of the activations."""
-        out = torch.empty((self._num_columns, self._width), dtype=self._dtype, device=self._packed.device)
+        packed, scales, zeros, groups, _ = self._matrix
+        out = torch.empty((self._num_columns, self._width), dtype=self._dtype, device=packed.device)
         columns = 32
-        _widen[(triton.cdiv(self._num_columns, columns), self._packed.shape[0])](
-            self._packed,
-            self._scales,
-            self._packed if self._zeros is None else self._zeros,
+        _widen[(triton.cdiv(self._num_columns, columns), packed.shape[0])](
+            packed,
+            scales,
+            packed if zeros is None else zeros,
             out,
             self._num_columns,
             self._width,
             COLUMNS=columns,
-            GROUPS=self._groups,
-            HAS_ZEROS=self._zeros is not None,
+            GROUPS=groups,
+            HAS_ZEROS=zeros is not None,
             IS_INTERPRETED=triton.knobs.runtime.interpret,
             num_warps=4,
         )
@@ -141,53 +175,20 @@ def _num_splits(num_tiles: int, num_blocks: int) -> int:
     return next((splits for splits in (16, 8, 4, 2) if splits <= wanted), 1)
 
 
-# A pair of values in the low bits of two floats, then minus the zero point: two instructions for two weights. The
-# compiler would take five. `fma` by one, since older GPUs have no subtraction of bfloat16.
-_BF16_PAIR: tl.constexpr = tl.constexpr(
-    "{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; lop3.b32 t, $2, 0x000f000f, 0x43004300, 0xea; "
-    "fma.rn.bf16x2 t, t, one, $3; mov.b32 {$0, $1}, t; }"
-)
-_FP16_PAIR: tl.constexpr = tl.constexpr(
-    "{ .reg .b32 t, one; mov.b32 one, 0x3c003c00; lop3.b32 t, $2, 0x000f000f, 0x64006400, 0xea; "
-    "fma.rn.f16x2 t, t, one, $3; mov.b32 {$0, $1}, t; }"
-)
-
-
 @triton.jit
 def _values(words, zero, PAIR: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
-    """Widens pair number PAIR of every word and subtracts the zero point: [C, 16] -> [C, 32]."""
-    shifted = words >> (4 * PAIR)
-    if IS_INTERPRETED:
-        lower, upper = (shifted & 15).to(tl.float32) - zero, ((shifted >> 16) & 15).to(tl.float32) - zero
-        return tl.interleave(lower.to(like.dtype.element_ty), upper.to(like.dtype.element_ty))
-    elif like.dtype.element_ty == tl.bfloat16:
-        lower, upper = tl.inline_asm_elementwise(
-            _BF16_PAIR, "=h,=h,r,r", [shifted, zero], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1
-        )
-        return tl.interleave(lower, upper)
-    else:
-        lower, upper = tl.inline_asm_elementwise(
-            _FP16_PAIR, "=h,=h,r,r", [shifted, zero], dtype=(tl.float16, tl.float16), is_pure=True, pack=1
-        )
-        return tl.interleave(lower, upper)
+    """Widens pair number PAIR of every word: [C, 16] -> [C, 32]."""
+    return tl.reshape(value_pairs(words, zero, PAIR, like.dtype.element_ty, IS_INTERPRETED), [words.shape[0], 32])
 
 
 @triton.jit
 def _zero_points(zeros, like, inside, HAS_ZEROS: tl.constexpr, COLUMNS: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """Returns the zero points of a group as `_values` takes them, [COLUMNS, 1]: a pair of negative floats with the
-    offset of the values."""
+    """Returns the zero points of a group as `value_pairs` takes them, [COLUMNS, 1]."""
     if HAS_ZEROS:
         zero = tl.load(zeros, mask=inside, other=0).to(tl.int32)
     else:
         zero = tl.full([COLUMNS], 8, tl.int32)
-    if IS_INTERPRETED:
-        return zero.to(tl.float32)[:, None]
-    else:
-        if like.dtype.element_ty == tl.bfloat16:
-            zero += 0xC300
-        else:
-            zero += 0xE400
-        return (zero | (zero << 16))[:, None]
+    return zero_pairs(zero, like.dtype.element_ty, IS_INTERPRETED)[:, None]
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu.few_rows import GATED, Linear
 from headrace.kernels.gpu.fp8 import Fp8Linear, can_multiply, quantize_rows
+from headrace.kernels.gpu.int4 import Int4Linear
 from headrace.kernels.layout import UnnormedRows
 
 
@@ -18,13 +19,13 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
 
 def takes_unnormed(linear: object, x: Tensor) -> bool:
     """See `ops.takes_unnormed`."""
-    return isinstance(linear, Linear) and linear.takes_unnormed(x)
+    return isinstance(linear, Linear | Int4Linear) and linear.takes_unnormed(x)
 
 
 def fuses_gate(linear: object, activation: str) -> bool:
-    return isinstance(linear, Linear) and activation in GATED
+    return isinstance(linear, Linear | Int4Linear) and activation in GATED
 
 
-def gated_linear(linear: Linear, x: Tensor | UnnormedRows, activation: str) -> Tensor:
+def gated_linear(linear: Linear | Int4Linear, x: Tensor | UnnormedRows, activation: str) -> Tensor:
     """See `ops.gated_linear`."""
     return linear.gated(x, activation)

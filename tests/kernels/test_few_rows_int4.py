@@ -1,0 +1,159 @@
+"""GEMMs of few rows with weights of four bits, with the norm before and the activation after, against references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.kernels import reference
+from headrace.kernels.gpu import few_rows_int4
+from headrace.kernels.gpu.few_rows_int4 import FewRowsTile
+from headrace.kernels.gpu.int4 import Int4Linear
+from headrace.kernels.layout import UnnormedRows
+from headrace.kernels.quantized import Int4Weight, dequantize
+from tests.kernels.places import Place, cases, everywhere, relative_error
+
+GATED = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}
+
+
+def weight_of(place: Place, shape: tuple[int, int], group_len: int = 128, *, has_zeros: bool = False) -> Int4Weight:
+    num_groups = shape[1] // group_len
+    scales = (torch.rand(shape[0], num_groups, device=place.device) + 0.5) * 0.2 * shape[1] ** -0.5
+    zeros = torch.randint(0, 17, (shape[0], num_groups), dtype=torch.uint8, device=place.device) if has_zeros else None
+    return Int4Weight(torch.randint(0, 16, shape, dtype=torch.uint8, device=place.device), scales, zeros)
+
+
+@cases(
+    "num_rows shape group_len has_zeros",
+    gpu=[
+        (rows, *case)
+        for rows in (1, 2, 8, 9, 16)
+        for case in (
+            ((6144, 4096), 128, False),
+            ((4096, 14336), 128, True),
+            ((2048, 1024), 64, True),
+            ((48, 3072), 32, False),
+            ((64, 5120), 32, True),
+        )
+    ],
+    interpreted=[
+        (1, (32, 256), 128, False),
+        (1, (16, 384), 64, True),
+        (1, (16, 1280), 32, True),
+        (3, (32, 256), 32, False),
+        (12, (16, 1152), 128, True),
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_rows_match_the_dequantized_matrix(
+    place: Place, num_rows: int, shape: tuple[int, int], group_len: int, has_zeros: bool, has_bias: bool
+) -> None:
+    weight = weight_of(place, shape, group_len, has_zeros=has_zeros)
+    bias, x = place.randn(shape[0]) if has_bias else None, place.randn(num_rows, shape[1])
+    expected = x.float() @ dequantize(weight).t() + (0.0 if bias is None else bias.float())
+    assert relative_error(Int4Linear(weight, bias, place.dtype)(x), expected) < place.error
+
+
+@cases(
+    "shape group_len",
+    gpu=[((6144, 4096), 128), ((512, 5120), 128), ((512, 8192), 256), ((3072, 2048), 64), ((512, 896), 128)],
+    interpreted=[((32, 256), 128), ((16, 384), 64)],
+)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_norm_left_to_the_layer_is_the_same_norm(
+    place: Place, shape: tuple[int, int], group_len: int, has_residual: bool
+) -> None:
+    weight, x, gain = weight_of(place, shape, group_len), place.randn(1, shape[1]), place.randn(shape[1]).float()
+    residual = place.randn(1, shape[1]) if has_residual else None
+    total = torch.full_like(x, torch.nan) if has_residual else None
+    linear = Int4Linear(weight, None, place.dtype)
+    assert linear.takes_unnormed(x)
+
+    found = linear(UnnormedRows(x, residual, total, gain, 1e-6))
+
+    summed = x if residual is None else x + residual
+    expected = reference.rms_norm(summed, gain, 1e-6).float() @ dequantize(weight).t()
+    assert relative_error(found, expected) < place.error
+    assert total is None or torch.equal(total, summed)
+
+
+@cases(
+    "num_rows shape group_len",
+    gpu=[
+        (rows, *case) for rows in (1, 2, 16, 40) for case in (((28672, 4096), 128), ((512, 896), 64), ((96, 512), 32))
+    ],
+    interpreted=[(1, (64, 256), 128), (3, (32, 256), 64), (9, (32, 128), 32)],
+)
+@pytest.mark.parametrize("activation", sorted(GATED))
+def test_gate_up_and_activation_are_one_operation(
+    place: Place, num_rows: int, shape: tuple[int, int], group_len: int, activation: str
+) -> None:
+    weight, x = weight_of(place, shape, group_len), place.randn(num_rows, shape[1])
+    found = Int4Linear(weight, None, place.dtype).gated(x, activation)
+    expected = GATED[activation]((x.float() @ dequantize(weight).t()).to(place.dtype))
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < 2 * place.error
+
+
+@cases("shape", gpu=[((28672, 4096),), ((512, 896),)], interpreted=[((64, 256),)])
+def test_norm_gate_up_and_activation_are_one_operation(place: Place, shape: tuple[int, int]) -> None:
+    weight, x, residual = weight_of(place, shape), place.randn(1, shape[1]), place.randn(1, shape[1])
+    gain, total = place.randn(shape[1]).float(), torch.empty_like(x)
+    linear = Int4Linear(weight, None, place.dtype)
+    found = linear.gated(UnnormedRows(x, residual, total, gain, 1e-6), "silu")
+    normed = reference.rms_norm(x + residual, gain, 1e-6)
+    expected = reference.silu_and_mul((normed.float() @ dequantize(weight).t()).to(place.dtype))
+    assert relative_error(found, expected) < 2 * place.error
+
+
+@cases(
+    "num_rows tile",
+    gpu=[
+        (rows, FewRowsTile(*tile))
+        for rows in (1, 4, 16)
+        for tile in (
+            (1, 2, 8),
+            (2, 1, 4),
+            (4, 1, 16),
+            (2, 4, 8),
+            (1, 1, 4, 2),
+            (2, 1, 2, 5, 128),
+            (1, 1, 4, 1, None, True),
+        )
+    ],
+    interpreted=[
+        (1, FewRowsTile(2, 2, 2, has_next_rows=True)),
+        (4, FewRowsTile(2, 1, 4, has_next_rows=True)),
+        (16, FewRowsTile(1, 2, 4, 2)),
+    ],
+)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_every_tile_gives_the_same_sums(
+    place: Place, num_rows: int, tile: FewRowsTile, is_gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = weight_of(place, (128, 1280)), place.randn(num_rows, 1280)  # 10 blocks
+    linear = Int4Linear(weight, None, place.dtype)
+    monkeypatch.setattr(few_rows_int4, "few_rows_tile", lambda *args, **kwargs: tile)
+    expected = x.float() @ dequantize(weight).t()
+    if is_gated:
+        expected = reference.silu_and_mul(expected.to(place.dtype))
+    first, second = (linear.gated(x, "silu") if is_gated else linear(x) for _ in range(2))
+    assert relative_error(first, expected) < 2 * place.error
+    assert torch.equal(first, second)
+
+
+@everywhere
+def test_columns_in_the_order_of_their_groups_multiply_their_own_inputs(place: Place) -> None:
+    plain = weight_of(place, (64, 256), has_zeros=True)
+    weight = Int4Weight(plain.values, plain.scales, plain.zeros, torch.randperm(256, device=place.device))
+    linear, x = Int4Linear(weight, None, place.dtype), place.randn(1, 256)
+    assert not linear.takes_unnormed(x)
+    assert relative_error(linear(x), x.float() @ dequantize(weight).t()) < place.error
+
+
+@everywhere
+def test_other_shapes_are_left_to_the_other_kernel(place: Place) -> None:
+    weight, x = weight_of(place, (40, 192), 64), place.randn(1, 192)
+    linear = Int4Linear(weight, None, place.dtype)
+    assert not linear.takes_unnormed(x)
+    assert relative_error(linear(x), x.float() @ dequantize(weight).t()) < place.error
