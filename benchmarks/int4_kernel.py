@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.gpu import few_rows_int4, int4
+from headrace.kernels.gpu import few_rows_int4, int4, one_row_int4
 from headrace.kernels.gpu.few_rows import Linear
 from headrace.kernels.gpu.few_rows_int4 import FewRowsTile
 from headrace.kernels.gpu.int4 import Int4Linear
 from headrace.kernels.gpu.norms import add_rms_norm
+from headrace.kernels.gpu.one_row_int4 import OneRowTile
 from headrace.kernels.layout import UnnormedRows
 from headrace.kernels.quantized import Int4Weight, dequantize, quantize_int4
 
@@ -150,48 +152,39 @@ def sweep(seconds: float) -> None:
 
 # The chain of a model's layers, and tiles of `few_rows_int4.py` in it.
 
-DEFAULT_TILE = few_rows_int4.few_rows_tile
+DEFAULT_TILE, DEFAULT_ROW_TILE = few_rows_int4.few_rows_tile, one_row_int4.one_row_tile
 DEFAULT_MAX_ROWS = few_rows_int4.MAX_ROWS
-TILES_IN_USE: dict[tuple[int, int], FewRowsTile | None] = {}  # by width and number of columns; None: the default
+Tile = FewRowsTile | OneRowTile
+TILES_IN_USE: dict[tuple[int, int], Tile | None] = {}  # by width and number of columns; None: the default
 
 
-def chosen_tile(num_rows: int, num_columns: int, width: int, **facts: Any) -> FewRowsTile:
+def chosen_tile(num_rows: int, num_columns: int, width: int, **facts: Any) -> Tile:
     return TILES_IN_USE.get((num_columns, width)) or DEFAULT_TILE(num_rows, num_columns, width, **facts)
 
 
-def use_tile(name: str, tile: FewRowsTile | None) -> None:
-    few_rows_int4.few_rows_tile = chosen_tile
+def chosen_row_tile(num_columns: int, width: int) -> Tile:
+    return TILES_IN_USE.get((num_columns, width)) or DEFAULT_ROW_TILE(num_columns, width)
+
+
+def use_tile(name: str, tile: Tile | None) -> None:
+    few_rows_int4.few_rows_tile, one_row_int4.one_row_tile = chosen_tile, chosen_row_tile
     TILES_IN_USE[MATRICES[name]] = tile
 
 
-def tiles_to_try(name: str, num_rows: int) -> list[FewRowsTile]:
-    """The tiles of a sweep for a matrix: pieces, held, warps, splits, registers, next rows."""
+def tiles_to_try(name: str, num_rows: int) -> list[Tile]:
+    """The tiles of a sweep for a matrix: of one row chunks ahead and warps; of more pieces, held, warps, splits and
+    registers."""
     shapes: list[tuple[Any, ...]]
-    if num_rows == 1 and name in ("qkv", "gate_up"):  # whole rows, for their norm
-        shapes = [(1, 4, 8), (1, 2, 16), (1, 8, 4), (2, 4, 8), (2, 2, 16), (1, 4, 8, 1, 80), (1, 2, 16, 1, 64)]
-    elif num_rows == 1 and name == "o":
-        shapes = [(1, 4, 8), (1, 2, 16), (1, 8, 4), (1, 1, 8), (1, 2, 8), (1, 1, 16), (1, 4, 4), (1, 2, 8, 2)]
-        shapes += [(1, 4, 8, 1, 80), (2, 2, 8, 2), (2, 2, 16)]
-    elif num_rows == 1:
-        shapes = [
-            (1, 2, 8),
-            (1, 1, 8),
-            (1, 1, 16),
-            (1, 2, 16),
-            (1, 4, 8),
-            (1, 4, 16),
-            (1, 8, 16),
-            (2, 2, 8),
-            (2, 1, 16),
-        ]
-        shapes += [(1, 4, 8, 2), (1, 2, 8, 2), (1, 2, 8, 4), (1, 1, 8, 1, None, True), (1, 2, 8, 1, None, True)]
-    elif num_rows <= 8:
+    if num_rows == 1:
+        shapes = [(8, 4), (4, 4), (4, 8), (2, 8), (8, 8), (1, 8), (2, 16), (1, 16)]
+        return [OneRowTile(*shape) for shape in shapes]
+    if num_rows <= 8:
         shapes = [(1, 1, 8), (1, 2, 8), (1, 4, 8), (1, 1, 16), (2, 1, 8), (2, 2, 8), (2, 1, 16), (2, 2, 4), (4, 1, 4)]
-        shapes += [(4, 1, 8), (1, 4, 8, 1, 128), (1, 1, 8, 1, None, True), (2, 1, 8, 1, None, True)]
+        shapes += [(4, 1, 8), (1, 4, 8, 1, 128)]
         shapes += [] if name == "gate_up" else [(2, 1, 8, 2), (2, 2, 4, 4), (1, 2, 8, 2)]
     else:
         shapes = [(1, 1, 8), (2, 1, 8), (2, 2, 8), (2, 1, 16), (2, 1, 4), (4, 1, 4), (4, 1, 8), (4, 1, 16)]
-        shapes += [(2, 1, 8, 1, None, True), (2, 1, 8, 1, 128), (2, 1, 4, 1, 128), (4, 1, 8, 1, 128)]
+        shapes += [(2, 1, 8, 1, 128), (2, 1, 4, 1, 128), (4, 1, 8, 1, 128), (1, 1, 4), (1, 1, 4, 1, 96)]
         shapes += [] if name == "gate_up" else [(2, 1, 8, 2), (4, 1, 4, 2), (4, 1, 4, 4), (4, 1, 8, 2), (4, 1, 4, 8)]
     return [FewRowsTile(*shape) for shape in shapes]
 
@@ -216,11 +209,12 @@ def run_matrix(name: str, linear: Any, x: Tensor, gain: Tensor) -> Tensor:
     return linear.gated(rows, "silu") if name == "gate_up" else linear(rows)
 
 
-def compile_tile(job: tuple[str, int, FewRowsTile | None]) -> None:
+def compile_tile(job: tuple[str, int, Tile | None]) -> None:
     """Compiles the kernel of a tile in a process of its own. Few columns give the same kernel."""
     name, num_rows, tile = job
     shape = (256, MATRICES[name][1])
     few_rows_int4.few_rows_tile = lambda *args, **kwargs: tile or DEFAULT_TILE(num_rows, *MATRICES[name], **kwargs)
+    one_row_int4.one_row_tile = lambda *args: tile or DEFAULT_ROW_TILE(*MATRICES[name])
     x = random_rows(num_rows, shape[1])
     run_matrix(name, random_linear(shape)[0], x, torch.ones(shape[1], device="cuda"))
     torch.cuda.synchronize()
@@ -265,17 +259,17 @@ def check(name: str, num_rows: int, case: tuple[Int4Linear, Tensor]) -> float:
     return relative_error(run_matrix(name, linear, x, gain), expected)
 
 
-def compiled_tiles(budget: float) -> dict[tuple[str, int], list[FewRowsTile]]:
+def compiled_tiles(budget: float, num_rows: Sequence[int]) -> dict[tuple[str, int], list[Tile]]:
     """Compiles the tiles to try, and returns those that were compiled within half of the time."""
-    jobs: list[tuple[str, int, FewRowsTile | None]] = [(name, rows, None) for rows in CHAIN_ROWS for name in MATRICES]
-    jobs += [(name, rows, tile) for rows in CHAIN_ROWS for name in MATRICES for tile in tiles_to_try(name, rows)]
+    jobs: list[tuple[str, int, Tile | None]] = [(name, rows, None) for rows in num_rows for name in MATRICES]
+    jobs += [(name, rows, tile) for rows in num_rows for name in MATRICES for tile in tiles_to_try(name, rows)]
     started = time.perf_counter()
-    futures: dict[Future[None], tuple[str, int, FewRowsTile | None]] = {}
+    futures: dict[Future[None], tuple[str, int, Tile | None]] = {}
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(compile_tile, job): job for job in jobs}
         done = wait(futures, timeout=budget / 2).done
         pool.shutdown(cancel_futures=True)
-    found: dict[tuple[str, int], list[FewRowsTile]] = {}
+    found: dict[tuple[str, int], list[Tile]] = {}
     for future in done:
         name, rows, tile = futures[future]
         if error := future.exception():
@@ -286,10 +280,10 @@ def compiled_tiles(budget: float) -> dict[tuple[str, int], list[FewRowsTile]]:
     return found
 
 
-def chain(budget: float, *, has_sweep: bool) -> dict[str, Any]:
+def chain(budget: float, num_rows: Sequence[int], *, has_sweep: bool) -> dict[str, Any]:
     """Measures layers of a model: bfloat16, the kernel for all numbers of rows, and that for few with its tiles."""
     started = time.perf_counter()
-    tiles = compiled_tiles(budget) if has_sweep else {}
+    tiles = compiled_tiles(budget, num_rows) if has_sweep else {}
     layers, cases = [], {}
     for _ in range(NUM_LAYERS):
         layer = {}
@@ -299,7 +293,7 @@ def chain(budget: float, *, has_sweep: bool) -> dict[str, Any]:
         layers.append(layer)
     plain = [{name: Linear(random_rows(*shape) * 0.02, None) for name, shape in MATRICES.items()} for _ in range(2)]
     found: dict[str, Any] = {"chains": [], "tiles": []}
-    for rows in CHAIN_ROWS:
+    for rows in num_rows:
         times = {"rows": rows, "bf16_us": Chain(plain, rows).us_per_layer()}
         few_rows_int4.MAX_ROWS = 0
         times |= {"errors_before": {name: check_all(name, rows, cases) for name in MATRICES}}
@@ -309,7 +303,7 @@ def chain(budget: float, *, has_sweep: bool) -> dict[str, Any]:
         times |= {"few_rows_us": Chain(layers, rows).us_per_layer()}
         print(times, flush=True)
         found["chains"].append(times)
-    for rows, name in itertools.product(CHAIN_ROWS, MATRICES):
+    for rows, name in itertools.product(num_rows, MATRICES):
         for tile in tiles.get((name, rows), []):
             if time.perf_counter() - started > budget:
                 print("out of time", flush=True)
@@ -333,7 +327,7 @@ def check_all(name: str, rows: int, cases: dict[str, tuple[Int4Linear, Tensor]])
 def tile_times(
     name: str,
     rows: int,
-    tile: FewRowsTile,
+    tile: Tile,
     layers: list[dict[str, Int4Linear]],
     cases: dict[str, tuple[Int4Linear, Tensor]],
 ) -> dict[str, Any]:
@@ -351,13 +345,8 @@ def tile_times(
 def print_best(name: str, rows: int, found: list[dict[str, Any]]) -> None:
     mine = sorted((each for each in found if (each["matrix"], each["rows"]) == (name, rows)), key=by_chain)
     for each in mine:
-        tile = each["tile"]
-        print(
-            f"{name:8} {rows:3} rows  chain {each['chain_us']:7.2f} us  alone {each['alone_us']:7.2f}  "
-            f"error {each['error']:.5f}  pieces {tile.pieces} held {tile.held} warps {tile.num_warps} "
-            f"splits {tile.splits} registers {tile.max_registers} next rows {tile.has_next_rows}",
-            flush=True,
-        )
+        times = f"chain {each['chain_us']:7.2f} us  alone {each['alone_us']:7.2f}  error {each['error']:.5f}"
+        print(f"{name:8} {rows:3} rows  {times}  {each['tile']}", flush=True)
 
 
 def by_chain(found: dict[str, Any]) -> float:
@@ -381,19 +370,19 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="try other tile shapes")
     parser.add_argument("--chain", action="store_true", help="whole layers with 1, 4 and 16 rows")
     parser.add_argument("--budget", type=float, default=60, help="seconds for a sweep, half of them to compile")
-    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--rows", type=int, nargs="*", help="default: of a chain 1, 4 and 16, else up to 128")
     parser.add_argument("--commit", help="commit of the code, if git cannot tell")
     parser.add_argument("--json", type=Path, help="write the record here")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     record |= {"commit": arguments.commit}
     if arguments.chain:
-        record |= chain(arguments.budget, has_sweep=arguments.sweep)
+        record |= chain(arguments.budget, arguments.rows or CHAIN_ROWS, has_sweep=arguments.sweep)
     elif arguments.sweep:
         sweep(arguments.budget)
         return
     else:
-        record |= {"rows": measure(list(MATRICES), tuple(arguments.rows))}
+        record |= {"rows": measure(list(MATRICES), tuple(arguments.rows or ROWS))}
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -56,8 +56,8 @@ def test_few_rows_match_the_dequantized_matrix(
 
 @cases(
     "shape group_len",
-    gpu=[((6144, 4096), 128), ((512, 5120), 128), ((512, 8192), 256), ((3072, 2048), 64), ((512, 896), 128)],
-    interpreted=[((32, 256), 128), ((16, 384), 64)],
+    gpu=[((6144, 4096), 128), ((512, 5120), 128), ((512, 8192), 256), ((3072, 2048), 128), ((512, 896), 128)],
+    interpreted=[((32, 256), 128), ((16, 1408), 128)],
 )
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_a_norm_left_to_the_layer_is_the_same_norm(
@@ -69,12 +69,20 @@ def test_a_norm_left_to_the_layer_is_the_same_norm(
     linear = Int4Linear(weight, None, place.dtype)
     assert linear.takes_unnormed(x)
 
-    found = linear(UnnormedRows(x, residual, total, gain, 1e-6))
+    normed = torch.full_like(x, torch.nan)
+    found = linear(UnnormedRows(x, residual, total, gain, 1e-6, normed))
 
     summed = x if residual is None else x + residual
-    expected = reference.rms_norm(summed, gain, 1e-6).float() @ dequantize(weight).t()
-    assert relative_error(found, expected) < place.error
+    expected = reference.rms_norm(summed, gain, 1e-6)
+    assert relative_error(found, expected.float() @ dequantize(weight).t()) < place.error
     assert total is None or torch.equal(total, summed)
+    assert relative_error(normed, expected) < place.error
+
+
+@everywhere
+def test_the_norm_before_small_groups_is_left_to_its_own_kernel(place: Place) -> None:
+    linear = Int4Linear(weight_of(place, (32, 256), 64), None, place.dtype)
+    assert not linear.takes_unnormed(place.randn(1, 256))
 
 
 @cases(
@@ -110,7 +118,7 @@ def test_norm_gate_up_and_activation_are_one_operation(place: Place, shape: tupl
     "num_rows tile",
     gpu=[
         (rows, FewRowsTile(*tile))
-        for rows in (1, 4, 16)
+        for rows in (2, 4, 16)
         for tile in (
             (1, 2, 8),
             (2, 1, 4),
@@ -118,12 +126,11 @@ def test_norm_gate_up_and_activation_are_one_operation(place: Place, shape: tupl
             (2, 4, 8),
             (1, 1, 4, 2),
             (2, 1, 2, 5, 128),
-            (1, 1, 4, 1, None, True),
         )
     ],
     interpreted=[
-        (1, FewRowsTile(2, 2, 2, has_next_rows=True)),
-        (4, FewRowsTile(2, 1, 4, has_next_rows=True)),
+        (2, FewRowsTile(2, 2, 2)),
+        (4, FewRowsTile(2, 1, 4)),
         (16, FewRowsTile(1, 2, 4, 2)),
     ],
 )

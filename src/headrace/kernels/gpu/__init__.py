@@ -17,7 +17,7 @@
     causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
     fp8.py                  FP8 quantization and scaled GEMMs
     quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
-    few_rows_int4.py, int4_values.py   four bits in steps of few tokens; how four bits are widened
+    one_row_int4.py, few_rows_int4.py, int4_values.py   four bits in steps of few tokens; how they are widened
     dependent_launch.py     kernels that are set up while the one before them runs
     peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host

@@ -225,7 +225,7 @@ def _multiply_row(
     wait_for_kernels_before(IS_DEPENDENT)
     scale = 1.0
     if HAS_NORM:
-        scale = _norm_scale(x, residual, total, eps, WIDTH, WIDTH_BLOCK, HAS_RESIDUAL)
+        scale = norm_scale(x, residual, total, eps, WIDTH, WIDTH_BLOCK, HAS_RESIDUAL)
     sums = tl.zeros([COLUMNS, DEPTH], tl.float32)
     up_sums = tl.zeros([COLUMNS, DEPTH], tl.float32)
     if STAGES == 1:
@@ -260,7 +260,7 @@ def _multiply_row(
 
 
 @triton.jit
-def _norm_scale(x, residual, total, eps, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
+def norm_scale(x, residual, total, eps, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
     """Returns the factor of the RMS norm. The first program stores the sum of x and the residual stream."""
     columns = tl.arange(0, WIDTH_BLOCK)
     inside = columns < WIDTH

@@ -1,13 +1,14 @@
-"""GEMMs of up to 16 rows with weights of four bits: with few rows a kernel is as fast as its loads.
+"""GEMMs of 2 to 16 rows with weights of four bits, and what the kernel for one row (`one_row_int4.py`) shares with it.
+With few rows a kernel is as fast as its loads.
 
     a program      PIECES * 16 columns of the output, or half as many of gate and of up, over the whole depth, so that
                    no sums are merged in memory. With many rows this would read them too often: then the depth is split
     a warp         every WARPS-th block of 128 weights of these columns. Its words are loaded into the registers in
                    which the tensor cores take them, without shared memory in between, HELD blocks at a time, the first
                    before the kernel before has ended (`dependent_launch`): weights never change
-    one row        is normed once per program and reaches the warps through shared memory. The RMS norm
-                   before it and the gated activation after it are part of the kernel
-    2 to 16 rows   are loaded by each warp in the layout of its operand
+    rows           are loaded by each warp in the layout of its operand
+
+The gated activation after the GEMM is part of the kernel.
 
 The layout of an operand is given by the indexes of a load: Triton gives the low bits of an index to the threads of a
 warp, the next to the warps, the high ones to registers. All that follows are reshapes, which move nothing. The depth of
@@ -27,12 +28,10 @@ from torch import Tensor
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
 from headrace.kernels.gpu.few_rows import ACTIVATIONS, gate
 from headrace.kernels.gpu.int4_values import value_pairs, zero_pairs
-from headrace.kernels.layout import UnnormedRows
 
 MAX_ROWS = 16
-MAX_NORMED_WIDTH = 8192  # of a row with one group in each block
 _BLOCK_LEN = 128
-_MANY_COLUMNS = 16_384
+_FEW_COLUMNS = 4096
 
 
 class FewRowsTile(NamedTuple):
@@ -41,26 +40,22 @@ class FewRowsTile(NamedTuple):
     num_warps: int
     splits: int = 1  # of the depth over programs, whose sums are merged in memory
     max_registers: int | None = None  # of a thread; more let the compiler load further ahead
-    has_next_rows: bool = False  # whether the rows of a loop's next tile are loaded before this one is multiplied
 
 
-def few_rows_tile(
-    num_rows: int, num_columns: int, width: int, *, groups: int, is_gated: bool, has_norm: bool
-) -> FewRowsTile:
-    """Returns the tile of a launch; with a norm it has all blocks of a row, without a loop."""
+def few_rows_tile(num_rows: int, num_columns: int, width: int, *, is_gated: bool) -> FewRowsTile:
+    """The best in a chain of an 8B's layers on an H200 (`benchmarks/int4_kernel.py --chain --sweep`), 2026-11-17."""
     num_blocks = width // _BLOCK_LEN
     num_warps = min(8, triton.next_power_of_2(num_blocks))
-    has_many = num_columns >= _MANY_COLUMNS and num_columns % 64 == 0
-    whole = triton.next_power_of_2(num_blocks) // num_warps  # blocks of a warp without a loop
-    if has_norm:
-        pieces = 2 if has_many and whole * groups <= 4 else 1
-        return FewRowsTile(pieces, whole, num_warps, max_registers=80 if pieces * whole * groups == 4 else None)
-    if num_rows == 1:
-        return FewRowsTile(1, whole if whole * groups <= 4 else 1, num_warps)
-    if num_rows > 8 and num_blocks > 64 and num_blocks % 4 == 0 and num_columns % 64 == 0 and not is_gated:
+    held = 2 if num_blocks >= 2 * num_warps and not is_gated else 1
+    if num_rows <= 8:
+        return FewRowsTile(1, held, num_warps)
+    if num_columns % 64:
+        return FewRowsTile(1, 1, num_warps)
+    if is_gated:
+        return FewRowsTile(2, 1, min(4, num_warps), max_registers=128)
+    if num_blocks % 4 == 0 and num_columns <= _FEW_COLUMNS:
         return FewRowsTile(4, 1, 4, splits=4)
-    pieces = 2 if has_many or (num_rows > 8 and num_columns % 64 == 0) else 1
-    return FewRowsTile(pieces, 1, num_warps, max_registers=128 if num_rows > 8 else None)
+    return FewRowsTile(1, 1, num_warps)
 
 
 class Int4Matrix(NamedTuple):
@@ -82,61 +77,44 @@ def can_multiply(num_columns: int, width: int, *, is_gated: bool = False) -> boo
     return width % _BLOCK_LEN == 0 and num_columns % 16 == 0 and not (is_gated and num_columns % 32)
 
 
-def can_norm(matrix: Int4Matrix, width: int) -> bool:
-    """Whether the kernel computes a norm too: it needs the whole row in one tile, each group with its own sums."""
-    return width * matrix.groups <= MAX_NORMED_WIDTH
-
-
 def multiply_few_rows(
-    matrix: Int4Matrix, x: Tensor | UnnormedRows, bias: Tensor | None = None, activation: str | None = None
+    matrix: Int4Matrix, x: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """Multiplies up to 16 rows, one if they are unnormed. With an activation the columns are gate and up."""
-    norm = x if isinstance(x, UnnormedRows) else None
-    rows = x.x if isinstance(x, UnnormedRows) else x.contiguous()
-    num_rows, width = rows.shape
+    """Multiplies up to 16 rows. With an activation the columns are gate and up."""
+    num_rows, width = x.shape
     is_gated = activation is not None
     num_columns = matrix.num_columns // (2 if is_gated else 1)
-    tile = few_rows_tile(
-        num_rows, matrix.num_columns, width, groups=matrix.groups, is_gated=is_gated, has_norm=norm is not None
-    )
+    tile = few_rows_tile(num_rows, matrix.num_columns, width, is_gated=is_gated)
     columns = tile.pieces * (8 if is_gated else 16)
-    out = torch.empty((num_rows, num_columns), dtype=rows.dtype, device=rows.device)
-    residual = None if norm is None else norm.residual
-    options = {} if tile.max_registers is None or rows.device.type != "cuda" else {"maxnreg": tile.max_registers}
+    out = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
+    options = {} if tile.max_registers is None or x.device.type != "cuda" else {"maxnreg": tile.max_registers}
     num_tiles = num_columns // columns
     num_partial = tile.splits * num_tiles * tile.pieces * 16 * 16 if tile.splits > 1 else 0
     _multiply_few_int4[(num_tiles, tile.splits)](
-        rows,
-        rows if residual is None else residual,
-        rows if norm is None else norm.weight,
-        rows if norm is None or norm.total is None else norm.total,
+        x.contiguous(),
         matrix.packed,
         matrix.scales,
         matrix.packed if matrix.zeros is None else matrix.zeros,
-        rows if bias is None else bias,
+        x if bias is None else bias,
         out,
-        torch.empty(num_partial, dtype=torch.float32, device=rows.device),
+        torch.empty(num_partial, dtype=torch.float32, device=x.device),
         matrix.arrivals,
-        0.0 if norm is None else norm.eps,
         num_rows,
         num_columns,
         WIDTH=width,
-        ROWS=1 if num_rows == 1 else 8 if num_rows <= 8 else 16,
+        ROWS=8 if num_rows <= 8 else 16,
         PIECES=tile.pieces,
         HELD=tile.held,
         WARPS=tile.num_warps,
         SPLITS=tile.splits,
-        HAS_NEXT_ROWS=tile.has_next_rows,
         GROUPS=matrix.groups,
-        HAS_NORM=norm is not None,
-        HAS_RESIDUAL=residual is not None,
         HAS_ZEROS=matrix.zeros is not None,
         HAS_BIAS=bias is not None,
         ACTIVATION=ACTIVATIONS[activation],
         num_warps=tile.num_warps,
         IS_INTERPRETED=triton.knobs.runtime.interpret,
         **options,
-        **dependent_launch(rows.device),
+        **dependent_launch(x.device),
     )
     return out
 
@@ -144,9 +122,6 @@ def multiply_few_rows(
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply_few_int4(
     x,  # [num_rows, WIDTH]
-    residual,
-    gain,
-    total,
     packed,
     scales,
     zeros,
@@ -154,19 +129,15 @@ def _multiply_few_int4(
     out,  # [num_rows, num_columns]
     partial,  # [SPLITS, programs, PIECES * 16, ROWS] float32
     arrivals,
-    eps,
     num_rows,
     num_columns,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,  # 1, 8 or 16
+    ROWS: tl.constexpr,  # 8 or 16
     PIECES: tl.constexpr,
     HELD: tl.constexpr,
     WARPS: tl.constexpr,
     SPLITS: tl.constexpr,
-    HAS_NEXT_ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,  # with one, the halves of a piece are gate and up
@@ -183,8 +154,8 @@ def _multiply_few_int4(
     else:
         half_stride, piece_stride, stride = 8, 16, num_columns
     # Where a thread's words and scales are, in a tile that begins at block 0.
-    words_at, word_blocks = _places_of_words(first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS)
-    scales_at, scale_blocks = _places_of_scales(
+    words_at, word_blocks = places_of_words(first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS)
+    scales_at, scale_blocks = places_of_scales(
         first_column, half_stride, piece_stride, stride, PIECES, HELD, WARPS, GROUPS
     )
     split_block = tl.program_id(1) * NUM_BLOCKS
@@ -198,45 +169,30 @@ def _multiply_few_int4(
     if NUM_BLOCKS > TILE and AHEAD == 2:
         packed += step * 16
         next_words = tl.load(packed + words_at, mask=word_blocks < NUM_BLOCKS - TILE, other=0)
-    if HAS_NORM:
-        depths = tl.arange(0, TILE * 128)
-        part_of_gain = tl.load(gain + depths, mask=depths < WIDTH, other=0.0)
     wait_for_kernels_before(IS_DEPENDENT)
     x += split_block * 128
     if NUM_BLOCKS <= TILE:
-        if HAS_NORM:
-            normed = _normed_row(x, residual, part_of_gain, total, eps, WIDTH, TILE * 128, HAS_RESIDUAL)
-            row = _operand_of_row(normed, HELD, WARPS, GROUPS)
-        else:
-            rows = _load_rows(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
-            row = _operand(rows, ROWS, HELD, WARPS, GROUPS)
-        sums = _scaled_sums(
+        rows = _load_rows(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
+        row = _operand(rows, ROWS, HELD, WARPS, GROUPS)
+        sums = scaled_sums(
             words, row, scale, zeros, scales_at, scale_blocks, NUM_BLOCKS,
             ROWS, PIECES, HELD, WARPS, GROUPS, HAS_ZEROS, IS_INTERPRETED,
         )  # fmt: skip
     else:
-        OUT_ROWS: tl.constexpr = 8 if ROWS == 1 else ROWS
-        sums = tl.zeros([HELD * GROUPS * WARPS, PIECES * 16, OUT_ROWS], tl.float32)
-        if HAS_NEXT_ROWS:
-            rows = _load_rows(x, 0, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
+        sums = tl.zeros([HELD * GROUPS * WARPS, PIECES * 16, ROWS], tl.float32)
         for block in tl.range(0, NUM_BLOCKS, TILE, num_stages=1):
-            if HAS_NEXT_ROWS:
-                next_rows = _load_rows(x, block + TILE, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
-            else:
-                rows = _load_rows(x, block, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
+            rows = _load_rows(x, block, num_rows, NUM_BLOCKS, WIDTH, ROWS, HELD, WARPS)
             row = _operand(rows, ROWS, HELD, WARPS, GROUPS)
             packed += step * 16
             later_words = tl.load(packed + words_at, mask=word_blocks < NUM_BLOCKS - AHEAD * TILE - block, other=0)
             scales += step * GROUPS
             next_scale = tl.load(scales + scales_at, mask=scale_blocks < NUM_BLOCKS - TILE - block, other=0.0)
-            sums += _scaled_sums(
+            sums += scaled_sums(
                 words, row, scale, zeros, scales_at, scale_blocks, NUM_BLOCKS - block,
                 ROWS, PIECES, HELD, WARPS, GROUPS, HAS_ZEROS, IS_INTERPRETED,
             )  # fmt: skip
             zeros += step * GROUPS
             scale = next_scale
-            if HAS_NEXT_ROWS:
-                rows = next_rows
             if AHEAD == 2:
                 words, next_words = next_words, later_words
             else:
@@ -256,11 +212,11 @@ def _multiply_few_int4(
         product = tl.zeros(product.shape, tl.float32)
         for split in tl.static_range(SPLITS):  # always in this order, so that results repeat exactly
             product += tl.load(at + split * size, mask=out_rows < num_rows, other=0.0, cache_modifier=".cg")
-    _store(product, bias, out, first_column, num_rows, num_columns, PIECES, HAS_BIAS, ACTIVATION)
+    store_columns(product, bias, out, first_column, num_rows, num_columns, PIECES, HAS_BIAS, ACTIVATION)
 
 
 @triton.jit
-def _places_of_words(
+def places_of_words(
     first_column,
     half_stride,
     piece_stride,
@@ -280,7 +236,7 @@ def _places_of_words(
 
 
 @triton.jit
-def _places_of_scales(
+def places_of_scales(
     first_column,
     half_stride,
     piece_stride,
@@ -302,25 +258,6 @@ def _places_of_scales(
 
 
 @triton.jit
-def _normed_row(
-    x, residual, gain, total, eps, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
-):
-    """Returns the norm of a row, [WIDTH_BLOCK]. The first program stores the sum of x and the residual stream."""
-    columns = tl.arange(0, WIDTH_BLOCK)
-    inside = columns < WIDTH
-    row = tl.load(x + columns, mask=inside, other=0.0)
-    if HAS_RESIDUAL:
-        # Rounded to the type of the residual stream before it is normed, as in the reference.
-        row = row.to(tl.float32) + tl.load(residual + columns, mask=inside, other=0.0).to(tl.float32)
-        row = row.to(x.dtype.element_ty)
-        if tl.program_id(0) == 0:
-            tl.store(total + columns, row, mask=inside)
-    wide = row.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)
-    return (wide * scale * gain).to(x.dtype.element_ty)
-
-
-@triton.jit
 def _load_rows(
     x,
     first_block,
@@ -331,41 +268,27 @@ def _load_rows(
     HELD: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Loads a tile of rows, [ROWS * HELD * 4 * WARPS, 32], as `_operand` takes it; of one row [HELD * WARPS * 128]."""
-    if ROWS == 1:
-        depths = first_block * 128 + tl.arange(0, HELD * WARPS * 128)
-        return tl.load(x + depths, mask=depths < NUM_BLOCKS * 128, other=0.0)
-    else:
-        index = tl.arange(0, ROWS * HELD * 4 * WARPS)[:, None]
-        eighth, warp, pair = index % 8, index // 8 % WARPS, index // (8 * WARPS) % 4
-        held, octet = index // (32 * WARPS) % HELD, index // (32 * WARPS * HELD)
-        block = first_block + held * WARPS + warp
-        row = octet * 8 + eighth
-        inside = (row < num_rows) & (block < NUM_BLOCKS)
-        return tl.load(x + row * WIDTH + block * 128 + pair * 32 + tl.arange(0, 32)[None, :], mask=inside, other=0.0)
+    """Loads a tile of rows, [ROWS * HELD * 4 * WARPS, 32], as `_operand` takes it."""
+    index = tl.arange(0, ROWS * HELD * 4 * WARPS)[:, None]
+    eighth, warp, pair = index % 8, index // 8 % WARPS, index // (8 * WARPS) % 4
+    held, octet = index // (32 * WARPS) % HELD, index // (32 * WARPS * HELD)
+    block = first_block + held * WARPS + warp
+    row = octet * 8 + eighth
+    inside = (row < num_rows) & (block < NUM_BLOCKS)
+    return tl.load(x + row * WIDTH + block * 128 + pair * 32 + tl.arange(0, 32)[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _operand(rows, ROWS: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
     """Returns rows as the right operand, [HELD * GROUPS * WARPS, 128 / GROUPS, ROWS]."""
-    if ROWS == 1:
-        return _operand_of_row(rows, HELD, WARPS, GROUPS)
-    else:
-        # 0 octet, 1 held, 2 group, 3 pair, 4 warp, 5 eighth, 6 quarter, 7 and 8 word, 9 half of the word
-        rows = tl.reshape(rows, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
-        rows = tl.permute(rows, (1, 2, 4, 3, 8, 6, 7, 9, 0, 5))
-        return tl.reshape(rows, [HELD * GROUPS * WARPS, 128 // GROUPS, ROWS])
+    # 0 octet, 1 held, 2 group, 3 pair, 4 warp, 5 eighth, 6 quarter, 7 and 8 word, 9 half of the word
+    rows = tl.reshape(rows, [ROWS // 8, HELD, GROUPS, 4 // GROUPS, WARPS, 8, 4, 2, 2, 2])
+    rows = tl.permute(rows, (1, 2, 4, 3, 8, 6, 7, 9, 0, 5))
+    return tl.reshape(rows, [HELD * GROUPS * WARPS, 128 // GROUPS, ROWS])
 
 
 @triton.jit
-def _operand_of_row(row, HELD: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
-    # 0 held, 1 warp, 2 group, 3 pair, 4 quarter, 5 and 6 word, 7 half of the word
-    row = tl.reshape(row, [HELD, WARPS, GROUPS, 4 // GROUPS, 4, 2, 2, 2])
-    return tl.reshape(tl.permute(row, (0, 2, 1, 3, 6, 4, 5, 7)), [HELD * GROUPS * WARPS, 128 // GROUPS, 1])
-
-
-@triton.jit
-def _scaled_sums(
+def scaled_sums(
     words,
     row,
     scale,
@@ -381,7 +304,8 @@ def _scaled_sums(
     HAS_ZEROS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
-    """Returns the sums of each group, [HELD * GROUPS * WARPS, PIECES * 16, ROWS]; of one row 8 times the same."""
+    """Returns the sums of each group, [HELD * GROUPS * WARPS, PIECES * 16, ROWS]; of one row (`one_row_int4.py`) 8
+    times the same."""
     weight = _weight(words, row.dtype, PIECES, HELD, WARPS, GROUPS, IS_INTERPRETED)
     sums = tl.dot(weight, row)
     if HAS_ZEROS:
@@ -438,7 +362,7 @@ def _weight(
 
 
 @triton.jit
-def _store(
+def store_columns(
     product,
     bias,
     out,

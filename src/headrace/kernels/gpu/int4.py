@@ -23,6 +23,7 @@ from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inp
 from headrace.kernels.gpu.few_rows import GATED
 from headrace.kernels.gpu.few_rows_int4 import Int4Matrix
 from headrace.kernels.gpu.int4_values import value_pairs, zero_pairs
+from headrace.kernels.gpu.one_row_int4 import multiply_one_row, takes_one_row
 from headrace.kernels.layout import UnnormedRows
 from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
 
@@ -53,8 +54,7 @@ class Int4Linear:
 
     def takes_unnormed(self, x: Tensor) -> bool:
         """Whether this layer computes the norm before it as well."""
-        is_one_row = x.shape[0] == 1 and self._has_few_rows(x)
-        return is_one_row and self._order is None and few_rows_int4.can_norm(self._matrix, self._width)
+        return x.shape[0] == 1 and self._order is None and takes_one_row(self._matrix) and self._has_few_rows(x)
 
     def _has_few_rows(self, x: Tensor, *, is_gated: bool = False) -> bool:
         is_few = 0 < x.shape[0] <= few_rows_int4.MAX_ROWS
@@ -62,7 +62,7 @@ class Int4Linear:
 
     def __call__(self, x: Tensor | UnnormedRows) -> Tensor:  # [T, K] -> [T, N]
         if isinstance(x, UnnormedRows):
-            return few_rows_int4.multiply_few_rows(self._matrix, x, self._bias)
+            return multiply_one_row(self._matrix, x, self._bias)
         return self._multiplied(self._ordered(x))
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
@@ -70,21 +70,27 @@ class Int4Linear:
         rows = x.x if isinstance(x, UnnormedRows) else x
         if self._bias is not None or not self._has_few_rows(rows, is_gated=True):
             return GATED[activation](self(x))
-        ordered = x if isinstance(x, UnnormedRows) else self._ordered(x)
-        return few_rows_int4.multiply_few_rows(self._matrix, ordered, activation=activation)
+        if isinstance(x, UnnormedRows):
+            return multiply_one_row(self._matrix, x, activation=activation)
+        return self._few_rows(self._ordered(x), None, activation)
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self._order is None else x.index_select(1, self._order)
 
     def _multiplied(self, x: Tensor) -> Tensor:
         if self._has_few_rows(x):
-            return few_rows_int4.multiply_few_rows(self._matrix, x, self._bias)
+            return self._few_rows(x, self._bias)
         if x.shape[0] > MAX_FUSED_ROWS:
             return torch.nn.functional.linear(x, self.widened(), self._bias)
         out = torch.empty((x.shape[0], self._num_columns), dtype=self._dtype, device=x.device)
         if x.shape[0]:
             self._multiply(x.contiguous(), out)
         return out if self._bias is None else out.add_(self._bias)
+
+    def _few_rows(self, x: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
+        is_one = x.shape[0] == 1 and takes_one_row(self._matrix)
+        multiply = multiply_one_row if is_one else few_rows_int4.multiply_few_rows
+        return multiply(self._matrix, x, bias, activation)
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
         packed, scales, zeros, groups, arrivals = self._matrix
