@@ -38,7 +38,7 @@ def one_row_tile(num_columns: int, width: int) -> OneRowTile:
     """The best in a chain of an 8B's layers on an H200 (`benchmarks/int4_kernel.py --chain --sweep`), 2026-11-17;
     `num_columns` made no difference."""
     num_blocks = width // _BLOCK_LEN
-    return OneRowTile(8, min(4, triton.next_power_of_2(num_blocks))) if num_blocks <= 32 else OneRowTile(2, 8)
+    return OneRowTile(8, min(4, triton.next_power_of_2(num_blocks))) if num_blocks <= 32 else OneRowTile(4, 8)
 
 
 def takes_one_row(matrix: Int4Matrix) -> bool:
