@@ -27,7 +27,7 @@ def seconds(model: str, lengths: list[tuple[int, int]], *, precision: Precision 
 
 def test_one_sequence_takes_the_time_of_reading_the_weights() -> None:
     step = seconds("llama-3.1-8b", [(64, 16)]).gemm[-1]
-    weights = 2 * 7.5e9 / (GPU.bandwidth * H200.weight_reads)
+    weights = 2 * 7.5e9 / (GPU.bandwidth * H200.few_weight_reads)
     assert step == pytest.approx(weights, rel=0.02)
 
 
@@ -46,7 +46,7 @@ def test_fp8_gains_more_in_large_steps_than_in_small_ones() -> None:
         return float(plain / fp8)
 
     assert gain(512) > 1.5
-    assert gain(512) > gain(16) > 1.0  # FP8 GEMMs with few rows are far from the bandwidth
+    assert 0.9 < gain(16) < 1.1  # FP8 has no kernels for few rows: measured 1.07
 
 
 def test_more_sequences_take_longer_but_less_each() -> None:

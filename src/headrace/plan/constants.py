@@ -12,12 +12,15 @@ from headrace.plan.gpus import MEASURED_GPU, Gpu
 from headrace.plan.precision import Precision
 from headrace.plan.shape import ModelShape
 
+FEW_ROWS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:
     """Shares of the data sheet's rates that the engine reaches, and fixed times in seconds."""
 
     weight_reads: float  # of the memory bandwidth, when weights are read by small batches
+    few_weight_reads: float  # the same in steps of up to `FEW_ROWS` tokens, which have kernels of their own in 16 bits
     weight_reads_fp8: float  # the same for FP8, whose GEMMs are slow with few rows
     cache_reads: float  # of the memory bandwidth, by decode attention
     gemm: float  # of the 16-bit rate, by large GEMMs
@@ -27,34 +30,42 @@ class Constants:
     activations: float  # memory traffic of norms, RoPE and activations, as a multiple of the tensors' sizes
     quantize: float  # the same for the additional passes that FP8 needs
     layer_seconds: float  # per layer and step: gaps between kernels, and kernels too small to fill the device
+    few_layer_seconds: float  # the same in steps of 2 to `FEW_ROWS` tokens in 16 bits
+    one_layer_seconds: float  # the same in steps of one token in 16 bits
     seq_layer_seconds: float  # per decoding sequence, layer and step
     step_seconds: float  # per step: sampling, tables, graph launch
     request_seconds: float  # per request: host time that is not hidden
     mixture_layer_seconds: float  # per layer with experts and step: routing and grouping
+    few_mixture_layer_seconds: float  # the same in steps of up to `FEW_ROWS` tokens in 16 bits
     mixture_gemm: float  # of the rate of dense GEMMs, by the grouped GEMMs of experts
 
 
 H200 = Constants(
-    weight_reads=0.812,
+    weight_reads=0.917,
+    few_weight_reads=0.892,
     weight_reads_fp8=0.461,
-    cache_reads=0.949,
-    gemm=0.699,
+    cache_reads=0.947,
+    gemm=0.697,
     gemm_fp8=0.678,
-    narrow=253.0,
-    prefill_attention=0.423,
-    activations=0.904,
-    quantize=0.972,
-    layer_seconds=2.87e-05,
-    seq_layer_seconds=1.33e-08,
-    step_seconds=9.38e-05,
+    narrow=255.0,
+    prefill_attention=0.426,
+    activations=0.912,
+    quantize=0.971,
+    layer_seconds=2.85e-05,
+    few_layer_seconds=2.1e-05,
+    one_layer_seconds=8.74e-06,
+    seq_layer_seconds=1.35e-08,
+    step_seconds=8.63e-05,
     request_seconds=2.42e-05,
-    mixture_layer_seconds=2.77e-05,
-    mixture_gemm=0.291,
+    mixture_layer_seconds=1.55e-05,
+    few_mixture_layer_seconds=9.67e-06,
+    mixture_gemm=0.256,
 )
 
 # Shares of what `hostprobe` measures with NumPy, not of a data sheet; set by hand from a few runs, see docs/plan.md.
 CPU = Constants(
     weight_reads=1.0,
+    few_weight_reads=1.0,
     weight_reads_fp8=1.0,
     cache_reads=0.5,
     gemm=0.75,
@@ -64,10 +75,13 @@ CPU = Constants(
     activations=1.0,
     quantize=0.0,
     layer_seconds=1e-4,
+    few_layer_seconds=1e-4,
+    one_layer_seconds=1e-4,
     seq_layer_seconds=1e-6,
     step_seconds=1e-3,
     request_seconds=2e-4,
     mixture_layer_seconds=1e-4,
+    few_mixture_layer_seconds=1e-4,
     mixture_gemm=1.0,
 )
 

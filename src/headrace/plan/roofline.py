@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.plan.constants import Constants
+from headrace.plan.constants import FEW_ROWS, Constants
 from headrace.plan.gpus import Gpu
 from headrace.plan.precision import Precision
 from headrace.plan.shape import ModelShape
@@ -114,7 +114,9 @@ def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine
         chosen = chosen * imbalance(tokens * moe.num_chosen, num_ranks)
         flops = flops + chosen / machine.constants.mixture_gemm
     constants = machine.constants
-    share = constants.weight_reads_fp8 if precision.weights in ("fp8", "int8") else constants.weight_reads
+    share: FloatArray | float = constants.weight_reads_fp8
+    if precision.weights not in ("fp8", "int8"):
+        share = np.where(tokens <= FEW_ROWS, constants.few_weight_reads, constants.weight_reads)
     return _corner(read, flops, _gemm_rate(precision, shape, machine), share, machine) * (tokens > 0)
 
 
@@ -131,7 +133,9 @@ def _gemm_rate(precision: Precision, shape: ModelShape, machine: Machine) -> flo
     return precision.rate(machine.gpu) * share / (1.0 + constants.narrow / shape.hidden_size)
 
 
-def _corner(read: FloatArray, flops: FloatArray, rate: float, share: float, machine: Machine) -> FloatArray:
+def _corner(
+    read: FloatArray, flops: FloatArray, rate: float, share: FloatArray | float, machine: Machine
+) -> FloatArray:
     """Near the corner of the roofline neither side hides the other completely."""
     in_memory = read / (machine.gpu.bandwidth * share)
     in_flops = flops / rate
@@ -178,9 +182,13 @@ def _other(tokens: FloatArray, steps: Steps, shape: ModelShape, precision: Preci
     factor = constants.activations + (constants.quantize if precision.weights in ("fp8", "int8") else 0.0)
     traffic = tokens * elements * precision.plain_bytes * factor / gpu.bandwidth / machine.tensor_parallel
     logits = steps.sampled * shape.vocab_size * 2 * precision.plain_bytes / gpu.bandwidth
-    fixed = constants.step_seconds + shape.num_layers * constants.layer_seconds
+    is_few = (tokens <= FEW_ROWS) & (precision.weights not in ("fp8", "int8"))
+    few = np.where(tokens <= 1, constants.one_layer_seconds, constants.few_layer_seconds)
+    layers = np.where(is_few, few, constants.layer_seconds)
+    fixed = constants.step_seconds + shape.num_layers * layers
     if shape.experts is not None:
-        fixed += shape.experts.num_layers * constants.mixture_layer_seconds
+        routing = np.where(is_few, constants.few_mixture_layer_seconds, constants.mixture_layer_seconds)
+        fixed = fixed + shape.experts.num_layers * routing
     return np.asarray(traffic + logits / machine.num_gpus + fixed)
 
 
