@@ -2,6 +2,7 @@
 
     python benchmarks/fp8_parts.py --json benchmarks/results/fp8-parts-cpu.json
     python benchmarks/fp8_parts.py --keys --windows 8 --data docs --json benchmarks/results/fp8-keys-cpu.json
+    python benchmarks/fp8_parts.py --inputs --windows 4 --data docs --json benchmarks/results/fp8-inputs-cpu.json
 
 Sums are in float32 and everything else is unrounded, so a row has the cost of its own rounding alone. The text is that
 of `accuracy.py`. Differences of perplexity have the standard error of the mean difference of a token's logarithm. The
@@ -58,6 +59,8 @@ class Variant:
     value_scale: float = 1.0
     is_compensated: bool = False  # weights rounded with error compensation (GPTQ)
     has_input_groups: bool = False  # a scale per 128 inputs of a token instead of one
+    balanced: frozenset[str] = frozenset()  # inputs whose channels are divided by the root of their largest value
+    mixed: frozenset[str] = frozenset()  # inputs that are multiplied by a Hadamard matrix over each 64 channels
 
 
 def fp8_rows(x: Tensor) -> Tensor:
@@ -90,6 +93,20 @@ ROTATIONS: dict[str, Callable[[int], Tensor]] = {  # orthonormal matrices of a h
 }
 
 
+def balanced_rows(largest: Tensor | None) -> Rounding:
+    """Rounds inputs whose channels are divided by the square root of their largest value, as SmoothQuant does."""
+    assert largest is not None
+    scales = largest.clamp(min=1e-5).sqrt()
+    scales = (scales / (scales.max() * scales.min()).sqrt()).clamp(1e-2, 1e2)
+    return lambda x: fp8_rows(x / scales) * scales
+
+
+def mixed_rows(x: Tensor) -> Tensor:
+    """Rounds inputs with each 64 channels multiplied by a Hadamard matrix."""
+    matrix = hadamard(64)
+    return (fp8_rows((x.unflatten(1, (-1, 64)) @ matrix).flatten(1)).unflatten(1, (-1, 64)) @ matrix.t()).flatten(1)
+
+
 @dataclass(frozen=True)
 class Linear:
     """A linear layer that remembers its weight, and may round its input."""
@@ -97,6 +114,7 @@ class Linear:
     weight: Tensor
     packed: ops.PackedLinear
     compensated: Tensor | None = None  # the weight, rounded with error compensation
+    largest: Tensor | None = None  # [K], largest absolute value of each channel of the input, on the data
     round_input: Rounding | None = None
     takes_fp8 = False
 
@@ -146,6 +164,10 @@ def rounded_layer(variant: Variant, layer: Layer) -> Layer:
         is_compensated = variant.is_compensated and part in variant.weights
         of_weight = rounding if part in variant.weights and not is_compensated else None
         of_input = fp8_groups if variant.has_input_groups else rounding
+        if part in variant.balanced:
+            of_input = balanced_rows(linear.largest)
+        elif part in variant.mixed:
+            of_input = mixed_rows
         found = linear.rounded(of_weight, of_input if part in variant.inputs else None)
         return replace(found, packed=linear.with_compensated().packed) if is_compensated else found
 
@@ -164,7 +186,8 @@ def with_compensated(decoder: Decoder, windows: Tensor) -> Decoder:
     def added(owner: Any, part: str, index: int) -> Linear:
         linear: Linear = getattr(owner, part)
         moments = getattr(inputs[index], part).moments
-        return replace(linear, compensated=dequantize(compensated_fp8(linear.weight, moments)))
+        compensated = dequantize(compensated_fp8(linear.weight, moments))
+        return replace(linear, compensated=compensated, largest=getattr(inputs[index], part).largest)
 
     def of(index: int, layer: Layer) -> Layer:
         attention, mlp = layer.mixer, layer.mlp
@@ -259,6 +282,18 @@ def key_variants(num_layers: int) -> dict[str, Variant]:
     return found
 
 
+def input_variants(num_layers: int) -> dict[str, Variant]:
+    """Which inputs cost how much, and what does not lower it."""
+    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(num_layers))
+    found = {"inputs": Variant(inputs=EVERY, plain_downs=kept)}
+    for part in PARTS:
+        alone = Variant(inputs=frozenset({part}), plain_downs=kept)
+        found[f"inputs of {part}"] = alone
+        found[f"inputs of {part}, mixed"] = replace(alone, mixed=frozenset({part}))
+        found[f"inputs of {part}, balanced"] = replace(alone, balanced=frozenset({part}))
+    return found
+
+
 def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
     """`loudest`: the layers in order of the largest input of their down projection."""
     last = decoder.spec.num_layers - 1
@@ -313,16 +348,17 @@ def main() -> None:
     parser.add_argument("--window-len", type=int, default=1024)
     parser.add_argument("--only", nargs="*", help="names of rows; default: all")
     parser.add_argument("--keys", action="store_true", help="the rows about keys, and about all parts together")
-    parser.add_argument("--data", type=Path, help="folder of Markdown files for error compensation, needed by --keys")
+    parser.add_argument("--inputs", action="store_true", help="the rows about inputs of linear layers")
+    parser.add_argument("--data", type=Path, help="folder of Markdown files, needed by --keys and --inputs")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     decoder = load(given.model)
     tokenizer = load_tokenizer(open_checkpoint(given.model).text)
     windows = windows_of(tokenizer.encode(embedded_text()[:80_000]), given.windows, given.window_len)
-    if given.keys:
+    if given.keys or given.inputs:
         text = "\n".join(path.read_text() for path in sorted(given.data.glob("*.md")))
         decoder = with_compensated(decoder, windows_of(tokenizer.encode(text[:120_000]), 16))
-        chosen = key_variants(decoder.spec.num_layers)
+        chosen = (key_variants if given.keys else input_variants)(decoder.spec.num_layers)
     else:
         chosen = variants(decoder, loudest_layers(decoder, windows))
     if given.only:
