@@ -47,18 +47,20 @@ def check(
     cache = make_cache(place, num_blocks, 16, heads[1], head_dim)
     if is_fp8:
         cache = LayerCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn))
-    twin = copy_of(cache)
+    expected_cache = copy_of(cache)
     qkv = place.randn(len(context_lens), (heads[0] + 2 * heads[1]) * head_dim)
     angles = torch.rand(max(context_lens), head_dim // 2, device=place.device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     rope = (*heads, *norms_of(place, head_dim, has_norms=has_norms), 1e-6)
     assert gpu.takes_few_decodes(layout, head_dim)
-    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, twin, *rope)
-    expected = reference.paged_attention(q, twin, layout, head_dim**-0.5, *scores, slides=slides)
+    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, expected_cache, *rope)
+    expected = reference.paged_attention(q, expected_cache, layout, head_dim**-0.5, *scores, slides=slides)
     found = gpu.rope_and_attend(qkv.clone(), layout, cos_sin, cache, *rope, head_dim**-0.5, *scores, slides=slides)
     assert relative_error(found, expected) < place.attention_error
-    assert relative_error(cache.keys, twin.keys) < (0.02 if is_fp8 else place.error)  # some are rounded the other way
-    assert torch.equal(cache.values.float(), twin.values.float())
+    assert relative_error(cache.keys, expected_cache.keys) < (
+        0.02 if is_fp8 else place.error
+    )  # some are rounded the other way
+    assert torch.equal(cache.values.float(), expected_cache.values.float())
 
 
 @cases(
@@ -147,20 +149,20 @@ def test_drafts_of_a_sequence_see_those_before_them(
     layout = dataclasses.replace(layout, positions=torch.tensor(lens, device=place.device) - 1)
     layout = with_drafts(place, layout, num_rows)
     cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
-    twin = copy_of(cache)
+    expected_cache = copy_of(cache)
     qkv = place.randn(sum(num_rows), (num_heads + 2 * num_kv_heads) * head_dim)
     angles = torch.rand(200, head_dim // 2, device=place.device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     rope = (num_heads, num_kv_heads, *norms_of(place, head_dim, has_norms=has_norms), 1e-6)
     slopes = torch.linspace(0.01, 0.5, num_heads, device=place.device) if has_slopes else None
-    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, twin, *rope)
-    expected = reference.paged_attention(q, twin, layout, head_dim**-0.5, window, softcap, slopes=slopes)
+    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, expected_cache, *rope)
+    expected = reference.paged_attention(q, expected_cache, layout, head_dim**-0.5, window, softcap, slopes=slopes)
     found = gpu.rope_and_attend(
         qkv.clone(), layout, cos_sin, cache, *rope, head_dim**-0.5, window, softcap, slopes=slopes
     )
     assert relative_error(found, expected) < place.attention_error
-    assert relative_error(cache.keys, twin.keys) < place.error
-    assert torch.equal(cache.values, twin.values)
+    assert relative_error(cache.keys, expected_cache.keys) < place.error
+    assert torch.equal(cache.values, expected_cache.values)
 
 
 @cases("num_heads num_kv_heads head_dim", gpu=[(64, 8, 64), (8, 8, 96)], interpreted=[(4, 2, 32)])
@@ -174,13 +176,13 @@ def test_sinks_and_slopes_apply(
     layout, num_blocks = make_layout(place, [1, 1, 1], [1, 199, 150], 16, splits)
     layout = dataclasses.replace(layout, has_few_decodes=True)
     cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
-    twin = copy_of(cache)
+    expected_cache = copy_of(cache)
     qkv = place.randn(3, (num_heads + 2 * num_kv_heads) * head_dim)
     cos_sin = torch.cat((torch.ones(200, head_dim // 2), torch.zeros(200, head_dim // 2)), dim=1).to(place.device)
     each = torch.linspace(-9.0, 9.0, num_heads) if kind == "sinks" else torch.linspace(0.01, 0.5, num_heads)
     extra = {kind: each.to(place.device)}
-    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, twin, num_heads, num_kv_heads, None, None, 0.0)
-    expected = reference.paged_attention(q, twin, layout, head_dim**-0.5, **extra)
+    q = reference.rope_and_store(qkv.clone(), layout, cos_sin, expected_cache, num_heads, num_kv_heads, None, None, 0.0)
+    expected = reference.paged_attention(q, expected_cache, layout, head_dim**-0.5, **extra)
     found = gpu.rope_and_attend(
         qkv, layout, cos_sin, cache, num_heads, num_kv_heads, None, None, 0.0, head_dim**-0.5, **extra
     )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 STATS_S = 0.1  # between two snapshots of the counters; another one is sent when the engine runs out of work
 MAX_BACKLOG_BYTES = 64 << 20  # of events; an engine whose front reads nothing waits then
 DRAIN_S = 5.0  # for the front to read the last messages
-SOON_S = 0.2  # in which a front opens a model that it need not download
+CONFIG_WAIT_S = 0.2  # in which a front opens a model that it need not download
 GATHER_S = 0.002  # a busy front sends requests of one burst 0.3 to 0.7 ms apart
 PREFIX = "engine: "
 
@@ -94,7 +94,7 @@ class EngineChild:
         """Wait for the config. If it does not come soon, the front downloads the model, and torch is imported
         meanwhile; else later, beside what else a start begins (`engine/early_start.py`)."""
         try:
-            return self._starts.get(timeout=SOON_S).config
+            return self._starts.get(timeout=CONFIG_WAIT_S).config
         except Empty:
             if core_path == LOAD_CORE:
                 importlib.import_module("torch")

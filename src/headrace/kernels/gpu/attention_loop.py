@@ -38,6 +38,18 @@ def cap_softly(score, softcap):
 
 
 @triton.jit
+def softmax_step(highest, total, score):
+    """Adds a tile of scores to the running softmax of rows. Returns the largest scores and sums of weights so far, the
+    tile's weights, and the factor by which what was weighted before shrinks."""
+    peak = tl.maximum(highest, tl.max(score, axis=1))
+    floor = tl.where(peak == float("-inf"), 0.0, peak)
+    weight = tl.exp2(score - floor[:, None])
+    shrink = tl.exp2(highest - floor)
+    total = total * shrink + tl.sum(weight, axis=1)
+    return peak, total, weight, shrink
+
+
+@triton.jit
 def add_sink(highest, total, mixed, sink):
     """Adds a score without a value to rows of a softmax: their weights are rescaled if it is the largest."""
     score = sink * 1.4426950408889634
@@ -185,11 +197,7 @@ def _pass(
             if HAS_WINDOW:
                 is_seen = is_seen & (position[None, :] >= firsts[:, None])
             score = tl.where(is_seen, score, float("-inf"))
-        peak = tl.maximum(highest, tl.max(score, axis=1))
-        floor = tl.where(peak == float("-inf"), 0.0, peak)
-        weight = tl.exp2(score - floor[:, None])
-        shrink = tl.exp2(highest - floor)
-        total = total * shrink + tl.sum(weight, axis=1)
+        peak, total, weight, shrink = softmax_step(highest, total, score)
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), value.to(query.dtype))
         highest = peak
     return highest, total, mixed

@@ -16,6 +16,7 @@ from headrace.kernels.gpu.attention_loop import (
     cap_softly,
     first_seen,
     in_dot_dtype,
+    softmax_step,
     widen_fp8,
 )
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
@@ -252,11 +253,7 @@ def _decode(
         if HAS_WINDOW:
             is_seen = is_known & (position >= first)
         score = tl.where(is_seen[None, :], score, float("-inf"))
-        peak = tl.maximum(highest, tl.max(score, axis=1))
-        floor = tl.where(peak == float("-inf"), 0.0, peak)
-        weight = tl.exp2(score - floor[:, None])
-        shrink = tl.exp2(highest - floor)
-        total = total * shrink + tl.sum(weight, axis=1)
+        peak, total, weight, shrink = softmax_step(highest, total, score)
         weight = weight.to(query.dtype)
         if IN_PAIRS:
             firsts = firsts * shrink[:, None] + tl.dot(weight, widen_fp8(value, False, IS_INTERPRETED))

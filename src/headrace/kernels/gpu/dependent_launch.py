@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel is set up while the one before it still runs, and waits for its results.
 
-A kernel that is launched with `dependent_launch` must begin with `wait_for_inputs`, in every program: what comes before
-that may read nothing that another kernel writes. Then the end of a kernel means that all kernels before it have ended,
+A kernel that is launched with `dependent_launch` must wait (`wait_for_inputs`, or `wait_for_kernels_before`) in every
+program. Before that it may read only what was complete at the last plain launch: weights, what describes the step, keys
+and values of earlier steps. Then the end of a kernel means that all kernels before it have ended,
 and memory may be reused as in plain launches. Kernels of libraries between them are launched as always.
 """
 

@@ -26,6 +26,7 @@ from headrace.kernels.gpu.attention_loop import (
     cap_softly,
     first_seen,
     in_dot_dtype,
+    softmax_step,
     widen_fp8,
 )
 from headrace.kernels.gpu.decode_attention import MAX_SPLITS, own_splits
@@ -40,8 +41,8 @@ _MIN_ROWS = 16  # of a dot product
 
 
 def takes_few_decodes(layout: StepLayout, head_dim: int) -> bool:
-    """Whether `rope_and_attend` takes a step."""
-    return layout.has_few_decodes and layout.shared is None and head_dim >= _MIN_HEAD_DIM
+    """See `ops.takes_few_decodes`."""
+    return layout.shared is None and head_dim >= _MIN_HEAD_DIM
 
 
 def rope_and_attend(
@@ -244,16 +245,16 @@ def _rope_and_attend(
     num_new = own - cached + 1
     key = line + (NUM_HEADS + head) * HEAD_DIM - (num_new - 1) * QKV_DIM
     if HAS_OFFSETS:
-        news = tl.arange(0, NEW_BLOCK)
-        is_new = (news < num_new)[:, None] & (dims[None, :] < HALF)
-        new_angles = cos_sin + (cached + news).to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        new_tokens = tl.arange(0, NEW_BLOCK)
+        is_new = (new_tokens < num_new)[:, None] & (dims[None, :] < HALF)
+        new_angles = cos_sin + (cached + new_tokens).to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
         new_cos = tl.load(new_angles, mask=is_new, other=0.0)
         new_sin = tl.load(new_angles + HALF, mask=is_new, other=0.0)
     else:
-        news = tl.arange(0, 1)
+        new_tokens = tl.arange(0, 1)
         is_new = dims[None, :] < HALF
         new_cos, new_sin = cos[None, :], sin[None, :]
-    value = key + NUM_KV_HEADS * HEAD_DIM + news[:, None] * QKV_DIM
+    value = key + NUM_KV_HEADS * HEAD_DIM + new_tokens[:, None] * QKV_DIM
     left_value = tl.load(value + left_dims[None, :], mask=is_new, other=0.0)
     right_value = tl.load(value + right_dims[None, :], mask=is_new, other=0.0)
     new_first, new_second, _ = rotated(
@@ -277,7 +278,7 @@ def _rope_and_attend(
         left_part, right_part = left_value.to(values.dtype.element_ty), right_value.to(values.dtype.element_ty)
         # Each program stores its own token: others of the same slot have programs too.
         place = ((last_block * NUM_KV_HEADS + head) * BLOCK_SIZE + own % BLOCK_SIZE) * HEAD_DIM
-        is_own = is_new & (news == num_new - 1)[:, None]
+        is_own = is_new & (new_tokens == num_new - 1)[:, None]
         tl.store(keys + place + tl.broadcast_to(dims[None, :], first_part.shape), first_part, mask=is_own)
         tl.store(keys + place + tl.broadcast_to(HALF + dims[None, :], first_part.shape), second_part, mask=is_own)
         tl.store(values + place + tl.broadcast_to(left_dims[None, :], first_part.shape), left_part, mask=is_own)
@@ -289,7 +290,7 @@ def _rope_and_attend(
             highest, total, left, right = _see_tile(
                 highest, total, left, right, query_first, query_second, first_part, second_part,
                 left_part.to(query_first.dtype), right_part.to(query_first.dtype),
-                cached + news, first, own + 1, own, scale, softcap, slope,
+                cached + new_tokens, first, own + 1, own, scale, softcap, slope,
                 ROWS, HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, False, IS_INTERPRETED,
             )  # fmt: skip
         else:
@@ -419,11 +420,7 @@ def _see_tile(
     if HAS_WINDOW:
         is_seen = is_seen & (position >= first)
     score = tl.where(is_seen[None, :], score, float("-inf"))
-    peak = tl.maximum(highest, tl.max(score, axis=1))
-    floor = tl.where(peak == float("-inf"), 0.0, peak)
-    weight = tl.exp2(score - floor[:, None])
-    shrink = tl.exp2(highest - floor)
-    total = total * shrink + tl.sum(weight, axis=1)
+    peak, total, weight, shrink = softmax_step(highest, total, score)
     weight = weight.to(query_first.dtype)
     if IN_PAIRS:
         value_left = widen_fp8(value_left, False, IS_INTERPRETED)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attention_loop import LOG2E, in_dot_dtype
+from headrace.kernels.gpu.attention_loop import LOG2E, in_dot_dtype, softmax_step
 from headrace.kernels.gpu.decode_attention import merge_partial, own_splits
 from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import LayerCache, StepLayout
@@ -267,11 +267,7 @@ def _attend(
         score = (score + tl.dot(turned, tl.trans(key.to(query.dtype)))) * scale
         is_seen = is_known[None, :] & (position[None, :] <= positions[:, None])
         score = tl.where(is_seen, score, float("-inf"))
-        peak = tl.maximum(highest, tl.max(score, axis=1))
-        floor = tl.where(peak == float("-inf"), 0.0, peak)
-        weight = tl.exp2(score - floor[:, None])
-        shrink = tl.exp2(highest - floor)
-        total = total * shrink + tl.sum(weight, axis=1)
+        peak, total, weight, shrink = softmax_step(highest, total, score)
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), latent)
         highest = peak
     return highest, total, mixed

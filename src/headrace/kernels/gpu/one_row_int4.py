@@ -2,8 +2,8 @@
 
 As in `few_rows_int4.py`, but a program multiplies a chunk of WARPS blocks after the other, one block to a warp, and the
 row reaches the warps through shared memory. AHEAD chunks of words are in registers before the kernel before has ended.
-More blocks in one product would give wrong sums: with one column on its right side, Triton 3.6 confuses the operands of
-a batch that is larger than the number of warps.
+More blocks in one `tl.dot` would give wrong sums: with one column on its right side, Triton 3.6 confuses the operands
+of a batch that is larger than the number of warps.
 """
 
 from __future__ import annotations
