@@ -116,7 +116,9 @@ class Linear:
     compensated: Tensor | None = None  # the weight, rounded with error compensation
     largest: Tensor | None = None  # [K], largest absolute value of each channel of the input, on the data
     round_input: Rounding | None = None
-    takes_fp8 = False
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return False
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.packed(x if self.round_input is None else self.round_input(x))

@@ -8,8 +8,11 @@ from torch import Tensor
 
 from headrace.kernels import reference
 from headrace.kernels.gpu import few_experts
-from headrace.kernels.gpu.few_rows import Linear
-from headrace.kernels.layout import Routes, UnnormedRows
+from headrace.kernels.gpu.few_rows import FewRowsLinear, Linear
+from headrace.kernels.gpu.fp8_linear import Fp8Linear
+from headrace.kernels.gpu.scaled_gemm import ScaledLinear
+from headrace.kernels.layout import Fp8Rows, Routes, UnnormedRows
+from headrace.kernels.quantized import Fp8Weight, dequantize, quantize_fp8, quantize_int8
 from tests.kernels.places import Place, cases, relative_error
 
 GATED = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}
@@ -91,6 +94,74 @@ def test_norm_gate_up_and_activation_are_one_operation(place: Place, num_columns
     found = Linear(weight, None).gated(UnnormedRows(x, residual, total, gain, 1e-6), "silu")
     normed = reference.rms_norm(x + residual, gain, 1e-6)
     assert relative_error(found, reference.silu_and_mul(reference.PackedLinear(weight)(normed))) < 2 * place.error
+
+
+KINDS = ("int8", "fp8", "fp8 in blocks")
+
+
+def eight_bits(place: Place, kind: str, num_columns: int, width: int) -> tuple[FewRowsLinear, Tensor]:
+    """A layer with weights in eight bits, and their values."""
+    weight = torch.randn(num_columns, width, device=place.device) * width**-0.5
+    if kind == "int8":
+        int8 = quantize_int8(weight)
+        return ScaledLinear.of(int8, None, place.dtype), dequantize(int8)
+    fp8 = quantize_fp8(weight)
+    if kind == "fp8":
+        return Fp8Linear.of(Fp8Rows(fp8.values, fp8.scales), None, place.dtype), dequantize(fp8)
+    scales = torch.rand(-(-num_columns // 128), -(-width // 128), device=place.device) * 0.01 + 0.001
+    blocks = Fp8Weight((100 * weight).to(torch.float8_e4m3fn), scales)
+    return ScaledLinear.of(blocks, None, place.dtype), dequantize(blocks)
+
+
+def error_of(place: Place, kind: str) -> float:
+    """Rows become sums of two values in the weights' type. The interpreter rounds FP8 values wrongly."""
+    if kind == "int8":
+        return max(place.error, 1e-4)
+    return max(place.error, 3e-3 if place.device == "cuda" else 0.02)
+
+
+@cases(
+    "num_rows num_columns width",
+    gpu=[(rows, *shape) for rows in (1, 2, 5, 16) for shape in GPU_SHAPES],
+    interpreted=[(1, 192, 384), (3, 192, 384), (16, 64, 512)],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_rows_keep_their_type_with_weights_in_eight_bits(
+    place: Place, kind: str, num_rows: int, num_columns: int, width: int
+) -> None:
+    linear, weight = eight_bits(place, kind, num_columns, width)
+    x = place.randn(num_rows, width)
+    found, again = linear(x), linear(x)
+    assert not linear.prefers_fp8(num_rows)
+    assert relative_error(found, x.float() @ weight.t()) < error_of(place, kind)
+    assert torch.equal(found, again)
+
+
+@cases(
+    "num_rows num_columns width",
+    gpu=[(rows, *shape) for rows in (1, 2, 16) for shape in ((16384, 2048), (24576, 4096), (512, 896), (384, 256))],
+    interpreted=[(1, 384, 256), (3, 384, 256)],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gate_up_and_activation_are_one_operation_with_weights_in_eight_bits(
+    place: Place, kind: str, num_rows: int, num_columns: int, width: int
+) -> None:
+    linear, weight = eight_bits(place, kind, num_columns, width)
+    x = place.randn(num_rows, width)
+    found = linear.gated(x, "silu")
+    expected = reference.silu_and_mul((x.float() @ weight.t()).to(place.dtype))
+    assert relative_error(found, expected) < 2 * error_of(place, kind)
+
+
+@cases("", gpu=[()], interpreted=[()])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_norm_is_left_to_a_layer_with_weights_in_eight_bits(place: Place, kind: str) -> None:
+    linear, weight = eight_bits(place, kind, 192, 384)
+    x, residual, gain = place.randn(1, 384), place.randn(1, 384), place.randn(384).float()
+    assert linear.takes_unnormed(x)
+    found = linear(UnnormedRows(x, residual, torch.empty_like(x), gain, 1e-6))
+    expected = reference.rms_norm(x + residual, gain, 1e-6).float() @ weight.t()
+    assert relative_error(found, expected) < place.error
 
 
 @cases(

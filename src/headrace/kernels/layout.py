@@ -32,6 +32,11 @@ class UnnormedRows:
 Rows = Tensor | Fp8Rows | UnnormedRows  # the input of a linear layer
 
 
+def num_rows(rows: Rows) -> int:
+    values = rows if isinstance(rows, Tensor) else rows.values if isinstance(rows, Fp8Rows) else rows.x
+    return len(values)
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
     """Which experts a step's tokens go to. With K experts per token, route r is choice r % K of token r // K."""

@@ -222,10 +222,11 @@ def quantize_groups_fp8(x: Tensor) -> tuple[Tensor, Tensor]:  # [T, K] -> float8
 class Int8Linear:
     """The reference of INT8 GEMMs: INT8 weights times INT8 activations, sums exact, scales applied to the sums."""
 
-    takes_fp8 = False
-
     def __init__(self, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight, self._bias, self._dtype = weight, bias, dtype
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return False
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         values, scales = quantize_rows_int8(x)
@@ -236,10 +237,11 @@ class Int8Linear:
 class Fp8BlockLinear:
     """The reference of FP8 GEMMs with scales per block: activations have a scale for each 128 columns of a row."""
 
-    takes_fp8 = False
-
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight, self._bias, self._dtype = dequantize(weight), bias, dtype
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return False
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         values, scales = quantize_groups_fp8(x)

@@ -32,8 +32,7 @@ class AdaptedLinear:
     row_orders: tuple[Tensor | None, ...]  # how the rows of each matrix were reordered at load; None: not
     factors: tuple[float, ...]  # that each matrix was multiplied by at load
 
-    @property
-    def takes_fp8(self) -> bool:
+    def prefers_fp8(self, num_rows: int) -> bool:
         return False  # the adapters need the input in its own type
 
     def __call__(self, x: Rows) -> Tensor:

@@ -179,7 +179,7 @@ def _normed(
     linear = None if linear is None else in_step(linear, adapters)
     if linear is not None and norm.bias is None and ops.takes_unnormed(linear, residual):
         return norm.left_to_linear(x, residual)
-    as_fp8 = linear is not None and linear.takes_fp8
+    as_fp8 = linear is not None and linear.prefers_fp8(len(residual))
     if x is None:
         return norm(residual, as_fp8=as_fp8), residual
     return norm.of_sum(x, residual, as_fp8=as_fp8), residual

@@ -154,7 +154,7 @@ def _sparse_mlp(mlp: Mlp, x: Tensor, sparsity: float | None) -> Tensor:
         wide = gates.float()
         threshold = wide.mean(1, keepdim=True) + sparsity * wide.std(1, keepdim=True, unbiased=False)
         gates.copy_((wide - threshold).relu())
-    return mlp.down(ops.gelu_tanh_and_mul(both, as_fp8=mlp.down.takes_fp8))
+    return mlp.down(ops.gelu_tanh_and_mul(both, as_fp8=mlp.down.prefers_fp8(len(x))))
 
 
 def _scaled_like(target: Tensor, x: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ class LatentAttention:
     def _absorbed(self, queries: Tensor) -> Tensor:
         """Returns queries for the space of latents, [T, Hq, R + rotary_dim], of which the last do not rotate yet."""
         if self.query_up is not None and self.query_norm is not None:
-            queries = self.query_up(self.query_norm(queries.contiguous(), as_fp8=self.query_up.takes_fp8))
+            queries = self.query_up(
+                self.query_norm(queries.contiguous(), as_fp8=self.query_up.prefers_fp8(len(queries)))
+            )
         rank, still_dim = self.latent.kv_rank, self.latent.still_dim
         heads = queries.reshape(queries.shape[0], len(self.key_up), -1)
         q = heads.new_empty(*heads.shape[:2], rank + self.latent.rotary_dim)

@@ -171,12 +171,8 @@ class Mlp:
     activation: Activation
     is_gated: bool
 
-    @property
-    def takes_fp8(self) -> bool:
-        return self.up.takes_fp8
-
     def __call__(self, x: Rows, adapters: AdapterRows | None = None) -> Tensor:  # [T, H]
-        as_fp8 = in_step(self.down, adapters).takes_fp8
+        as_fp8 = in_step(self.down, adapters).prefers_fp8(ops.num_rows(x))
         return multiply(self.down, self._activated(x, adapters, as_fp8=as_fp8), adapters)
 
     def _activated(self, x: Rows, adapters: AdapterRows | None, *, as_fp8: bool) -> Rows:  # [T, I]

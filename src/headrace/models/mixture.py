@@ -44,10 +44,6 @@ class Mixture:
     group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
-    @property
-    def takes_fp8(self) -> bool:
-        return False  # the router needs unquantized rows; experts quantize their own
-
     def __call__(self, x: Tensor | ops.UnnormedRows) -> Tensor:  # [T, H]
         logits = self.router(x)
         if isinstance(x, ops.UnnormedRows):

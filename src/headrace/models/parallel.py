@@ -24,9 +24,8 @@ class RowParallelLinear:
     linear: ops.PackedLinear  # [N, this rank's part of K]
     group: TensorGroup
 
-    @property
-    def takes_fp8(self) -> bool:
-        return self.linear.takes_fp8
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return self.linear.prefers_fp8(num_rows)
 
     def __call__(self, x: Rows) -> Tensor:
         return self.group.all_reduce(self.linear(x))
@@ -40,9 +39,8 @@ class VocabularyParallelHead:
     group: TensorGroup
     vocabulary_sizes: tuple[int, ...]  # of all ranks
 
-    @property
-    def takes_fp8(self) -> bool:
-        return self.linear.takes_fp8
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return self.linear.prefers_fp8(num_rows)
 
     def __call__(self, x: Rows) -> Tensor:  # [S, H] -> [S, V]
         return self.group.gather_columns(self.linear(x), self.vocabulary_sizes)

@@ -62,6 +62,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_bidirectional": "prefill_attention",
     "_rotate": "cache",  # of encoders, which have no cache
     "_quantize_groups": "elementwise",
+    "_split_rows": "elementwise",
     "_quantize_int8": "elementwise",
     "_widen": "elementwise",
     "_sum_over_peers": "collectives",

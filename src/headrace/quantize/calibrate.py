@@ -55,8 +55,7 @@ class _Observed:
     inputs: Inputs
     has_moments: bool
 
-    @property
-    def takes_fp8(self) -> bool:
+    def prefers_fp8(self, num_rows: int) -> bool:
         return False
 
     def __call__(self, x: Rows) -> Tensor:

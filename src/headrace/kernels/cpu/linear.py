@@ -22,7 +22,6 @@ from headrace.kernels.ranges import OPERATION, Ranges
 class _Linear(ABC):
     """While a profiler records, `ranges` puts each GEMM into a range, as `ops` does with other operations."""
 
-    takes_fp8 = False
     ranges: ClassVar[Ranges | None] = None
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
@@ -31,6 +30,9 @@ class _Linear(ABC):
             return self._multiply(x)
         with _Linear.ranges(f"{OPERATION}linear"):
             return self._multiply(x)
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return False
 
     @abstractmethod
     def _multiply(self, x: Tensor) -> Tensor: ...

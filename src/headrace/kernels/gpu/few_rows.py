@@ -4,9 +4,14 @@
                        RMS norm before it and the gated activation after it are part of it. Its first weights are
                        loaded before the kernel before it has ended (`dependent_launch`).
     2 to 16 rows       `_multiply_rows`: on tensor cores, with the gated activation after it
-    more               the library's GEMM, as for the head with more than one row
+    more               left to the class of the layer, as is a large head with more than one row
 
-Launch parameters: the best of a sweep on an H200, 2026-11-17, over the shapes of 1B and 8B models.
+Weights are in the type of the activations, or in eight bits with scales. Eight bits are not widened for tensor cores,
+which would take longer than to load them: `split_rows` makes two parts of eight bits of each row instead, which are
+multiplied as rows of their own, and whose sum is nearly as exact as the row.
+
+Launch parameters: the best of sweeps on an H200 (`benchmarks/layer_time.py`), 2026-11-17, over shapes of 1B and 8B
+models.
 """
 
 from __future__ import annotations
@@ -21,9 +26,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
-from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
+from headrace.kernels.gpu.dependent_launch import (
+    dependent_launch,
+    let_next_start,
+    wait_for_inputs,
+    wait_for_kernels_before,
+)
 from headrace.kernels.gpu.shared_memory import fitting_stages
-from headrace.kernels.layout import UnnormedRows
+from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows
 
 MAX_ROWS = 16
 MIN_DEPTH = 128  # of a tile
@@ -35,27 +45,31 @@ _MANY_COLUMNS = 1024
 _TILE_COLUMNS = 64  # of few rows: tensor cores take 64 rows of the weight
 _MANY_TILES = 64
 _MIN_STAGES = 2
+_UNSCALED = 0  # the scales of a weight
+PER_COLUMN: tl.constexpr = tl.constexpr(1)
+PER_BLOCK: tl.constexpr = tl.constexpr(2)  # of 128 x 128 weights
+_SCALED_LEN: tl.constexpr = tl.constexpr(128)
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """A weight matrix and its bias in the type of the activations."""
+class FewRowsLinear:
+    """A linear layer that multiplies few rows by the kernels of this file, and more in its own way."""
 
-    weight: Tensor  # [N, K]
+    weight: Tensor  # [N, K] in the type of the activations, or in eight bits with scales
     bias: Tensor | None  # [N]
+    scales: Tensor | None = None  # float32, [N, 1], or of blocks of 128 x 128 weights [ceil(N / 128), ceil(K / 128)]
     arrivals: Tensor | None = None  # [tiles] int32, zeros before and after a kernel; None: allocated per call
 
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return cls(weight, bias, _arrivals(weight))
-
-    @property
-    def takes_fp8(self) -> bool:
+    def prefers_fp8(self, num_rows: int) -> bool:
         return False
 
     def takes_unnormed(self, x: Tensor) -> bool:
         """Whether this layer computes the norm before it as well."""
         return x.shape[0] == 1 and self._is_fast
+
+    def takes_few_rows(self, num_rows: int) -> bool:
+        """Whether the kernels of this file multiply so many."""
+        return self._is_fast if num_rows == 1 else 1 < num_rows <= MAX_ROWS and self._has_whole_tiles
 
     @property
     def _is_fast(self) -> bool:
@@ -63,14 +77,21 @@ class Linear:
         num_columns, width = self.weight.shape
         return num_columns % 16 == 0 and width % MIN_DEPTH == 0 and self.weight.is_contiguous()
 
-    def __call__(self, x: Tensor | UnnormedRows) -> Tensor:  # [T, K] -> [T, N]
+    @property
+    def _has_whole_tiles(self) -> bool:
+        num_columns = self.weight.shape[0]
+        is_small = self.weight.numel() <= _LARGE or self.scales is not None
+        return self._is_fast and num_columns % _TILE_COLUMNS == 0 and is_small
+
+    def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         if isinstance(x, UnnormedRows):
             return self._one_row(x.x, x)
-        if x.shape[0] == 1 and self._is_fast:
-            return self._one_row(x)
-        if 1 < x.shape[0] <= MAX_ROWS and self._has_whole_tiles:
-            return self._few_rows(x)
-        return F.linear(x, self.weight, self.bias)
+        if isinstance(x, Tensor) and self.takes_few_rows(x.shape[0]):
+            return self._one_row(x) if x.shape[0] == 1 else self._few_rows(x)
+        return self._many_rows(x)
+
+    def _many_rows(self, x: Tensor | Fp8Rows) -> Tensor:
+        raise NotImplementedError
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
         """Multiplies by gate and up, the halves of the weight, and applies the activation."""
@@ -83,15 +104,12 @@ class Linear:
             return self._few_rows(x, activation)
         return GATED[activation](self(x))
 
-    @property
-    def _has_whole_tiles(self) -> bool:
-        num_columns = self.weight.shape[0]
-        return self._is_fast and num_columns % _TILE_COLUMNS == 0 and self.weight.numel() <= _LARGE
-
     def _one_row(self, x: Tensor, norm: UnnormedRows | None = None, activation: str | None = None) -> Tensor:
         num_columns, width = self.weight.shape
         num_columns //= 1 if activation is None else 2
-        tile = _row_tile(num_columns, width, has_norm=norm is not None, is_gated=activation is not None)
+        tile = _row_tile(
+            num_columns, width, self.weight.element_size(), has_norm=norm is not None, is_gated=activation is not None
+        )
         assert tile.stages == 1 or norm is None or norm.normed is None
         out = torch.empty((1, num_columns), dtype=x.dtype, device=x.device)
         residual = None if norm is None else norm.residual
@@ -102,6 +120,7 @@ class Linear:
             x if norm is None or norm.total is None else norm.total,
             x if norm is None or norm.normed is None else norm.normed,
             self.weight,
+            self.weight if self.scales is None else self.scales,
             x if self.bias is None else self.bias,
             out,
             0.0 if norm is None else norm.eps,
@@ -114,6 +133,7 @@ class Linear:
             HAS_NORM=norm is not None,
             HAS_RESIDUAL=residual is not None,
             KEEPS_NORMED=norm is not None and norm.normed is not None,
+            SCALING=self._scaling,
             HAS_BIAS=self.bias is not None,
             ACTIVATION=ACTIVATIONS[activation],
             num_warps=tile.num_warps,
@@ -125,18 +145,22 @@ class Linear:
         width, num_matrices = self.weight.shape[1], 1 if activation is None else 2
         num_columns = self.weight.shape[0] // num_matrices
         out = torch.empty((x.shape[0], num_columns), dtype=x.dtype, device=x.device)
-        tile = _few_rows_tile(num_columns, width, is_gated=activation is not None)
-        stage_bytes = (num_matrices * _TILE_COLUMNS + _ROWS_BLOCK) * MIN_DEPTH * x.element_size()
+        tile = _few_rows_tile(num_columns, width, self._scaling, is_gated=activation is not None)
+        stage_bytes = num_matrices * _TILE_COLUMNS * tile.depth * self.weight.element_size()
+        stage_bytes += _ROWS_BLOCK * tile.depth * x.element_size()
         # What is loaded before the wait takes the shared memory of a stage; where that is scarce, nothing is.
         room = fitting_stages(tile.stages + bool(tile.first_depth), stage_bytes, x.device)
         first_depth = tile.first_depth if room > _MIN_STAGES else 0
         partial, arrivals = out, out
         if tile.splits > 1:
             partial = torch.empty((tile.splits, *out.shape), dtype=torch.float32, device=x.device)
-            arrivals = _arrivals(self.weight) if self.arrivals is None else self.arrivals
+            arrivals = new_arrivals(self.weight) if self.arrivals is None else self.arrivals
+        rows, units = (x.contiguous(), x) if self.scales is None else split_rows(x, self.weight.dtype)
         _multiply_rows[(num_columns // _TILE_COLUMNS, tile.splits)](
-            x.contiguous(),
+            rows,
+            units,
             self.weight,
+            self.weight if self.scales is None else self.scales,
             x if self.bias is None else self.bias,
             out,
             partial,
@@ -146,16 +170,36 @@ class Linear:
             WIDTH=width,
             ROWS=_ROWS_BLOCK,
             COLUMNS=_TILE_COLUMNS,
-            DEPTH=MIN_DEPTH,
+            DEPTH=tile.depth,
             FIRST_DEPTH=first_depth,
             SPLITS=tile.splits,
             STAGES=room - bool(first_depth),
+            SCALING=self._scaling,
             HAS_BIAS=self.bias is not None,
             ACTIVATION=ACTIVATIONS[activation],
             num_warps=4,
             **dependent_launch(x.device),
         )
         return out
+
+    @property
+    def _scaling(self) -> int:
+        if self.scales is None:
+            return _UNSCALED
+        return int((PER_COLUMN if self.scales.shape[0] == self.weight.shape[0] else PER_BLOCK).value)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(FewRowsLinear):
+    """A linear layer with weights in the type of the activations. Many rows are multiplied by the library."""
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return cls(weight, bias, arrivals=new_arrivals(weight))
+
+    def _many_rows(self, x: Tensor | Fp8Rows) -> Tensor:
+        assert isinstance(x, Tensor)
+        return F.linear(x, self.weight, self.bias)
 
 
 GATED = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
@@ -168,16 +212,22 @@ class RowTile(NamedTuple):
     stages: int  # of the loop over the depth; 1: the next tile is loaded by hand, the first before the wait
 
 
-def _row_tile(num_columns: int, width: int, *, has_norm: bool, is_gated: bool) -> RowTile:
+def _row_tile(num_columns: int, width: int, element_size: int, *, has_norm: bool, is_gated: bool) -> RowTile:
     """The best in graphs of whole decode layers: what is best in a chain of GEMMs is not best between other kernels."""
     if num_columns * width > _LARGE:
         return RowTile(16, tile_depth(width, 512), 4, 3)
+    if element_size == 1:
+        return RowTile(4, tile_depth(width, 2048), 8, 1) if is_gated else RowTile(8, _narrow_depth(width), 4, 1)
     if is_gated:
         depth = tile_depth(width, 4096)
         return RowTile(2 if depth > 1024 else 4, depth, 4, 1)
     if width > _WIDE or (has_norm and num_columns >= _MANY_COLUMNS):
         return RowTile(8, tile_depth(width, 1024), 4, 1)
     return RowTile(4, tile_depth(width, 2048), 4, 1)
+
+
+def _narrow_depth(width: int) -> int:
+    return tile_depth(width, 1024 if width > _WIDE else 2048)
 
 
 def tile_depth(width: int, largest: int) -> int:
@@ -195,6 +245,7 @@ def _multiply_row(
     total,
     normed,
     weight,
+    scales,
     bias,
     out,
     eps,
@@ -207,6 +258,7 @@ def _multiply_row(
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     KEEPS_NORMED: tl.constexpr,
+    SCALING: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -214,7 +266,8 @@ def _multiply_row(
     """Computes COLUMNS elements of the product of one row; with an activation, of both halves of the weight. The first
     program also stores the normed row, if it is wanted."""
     let_next_start(IS_DEPENDENT)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
     depths = tl.arange(0, DEPTH)
     first_at = weight + columns[:, None].to(tl.int64) * WIDTH + depths[None, :]
     second_at = first_at + num_columns.to(tl.int64) * WIDTH  # of the gate is up
@@ -223,9 +276,9 @@ def _multiply_row(
         if ACTIVATION:
             second = tl.load(second_at)
     wait_for_kernels_before(IS_DEPENDENT)
-    scale = 1.0
+    norm = 1.0
     if HAS_NORM:
-        scale = norm_scale(x, residual, total, eps, WIDTH, WIDTH_BLOCK, HAS_RESIDUAL)
+        norm = norm_scale(x, residual, total, eps, WIDTH, WIDTH_BLOCK, HAS_RESIDUAL)
     sums = tl.zeros([COLUMNS, DEPTH], tl.float32)
     up_sums = tl.zeros([COLUMNS, DEPTH], tl.float32)
     if STAGES == 1:
@@ -234,28 +287,36 @@ def _multiply_row(
                 next_first = tl.load(first_at + depth + DEPTH)
                 if ACTIVATION:
                     next_second = tl.load(second_at + depth + DEPTH)
-            row = _normed_part(x, residual, gain, scale, depth + depths, HAS_NORM, HAS_RESIDUAL)
+            row = _normed_part(x, residual, gain, norm, depth + depths, HAS_NORM, HAS_RESIDUAL)
             if KEEPS_NORMED:
                 if tl.program_id(0) == 0:
                     tl.store(normed + depth + depths, row.to(normed.dtype.element_ty))
-            sums += first.to(tl.float32) * row[None, :]
+            sums += first.to(tl.float32) * _scaled_part(row, scales, first_column, depth + depths, WIDTH, SCALING)
             if ACTIVATION:
-                up_sums += second.to(tl.float32) * row[None, :]
+                up_row = _scaled_part(row, scales, num_columns + first_column, depth + depths, WIDTH, SCALING)
+                up_sums += second.to(tl.float32) * up_row
             if depth + DEPTH < WIDTH:
                 first = next_first
                 if ACTIVATION:
                     second = next_second
     else:
         for depth in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
-            row = _normed_part(x, residual, gain, scale, depth + depths, HAS_NORM, HAS_RESIDUAL)
-            sums += tl.load(first_at + depth).to(tl.float32) * row[None, :]
+            row = _normed_part(x, residual, gain, norm, depth + depths, HAS_NORM, HAS_RESIDUAL)
+            first_row = _scaled_part(row, scales, first_column, depth + depths, WIDTH, SCALING)
+            sums += tl.load(first_at + depth).to(tl.float32) * first_row
             if ACTIVATION:
-                up_sums += tl.load(second_at + depth).to(tl.float32) * row[None, :]
+                up_row = _scaled_part(row, scales, num_columns + first_column, depth + depths, WIDTH, SCALING)
+                up_sums += tl.load(second_at + depth).to(tl.float32) * up_row
     product = tl.sum(sums, axis=1)
+    if SCALING == PER_COLUMN:
+        product *= tl.load(scales + columns)
     if HAS_BIAS:
         product += tl.load(bias + columns).to(tl.float32)
     if ACTIVATION:
-        product = gate(product, tl.sum(up_sums, axis=1), out, ACTIVATION)
+        up = tl.sum(up_sums, axis=1)
+        if SCALING == PER_COLUMN:
+            up *= tl.load(scales + num_columns + columns)
+        product = gate(product, up, out, ACTIVATION)
     tl.store(out + columns, product.to(out.dtype.element_ty))
 
 
@@ -287,6 +348,15 @@ def _normed_part(x, residual, gain, scale, columns, HAS_NORM: tl.constexpr, HAS_
 
 
 @triton.jit
+def _scaled_part(row, scales, first_column, depths, WIDTH: tl.constexpr, SCALING: tl.constexpr):
+    """Multiplies a part of the row by the scales of the blocks of weights from `first_column` on, all in one block."""
+    if SCALING == PER_BLOCK:
+        blocks: tl.constexpr = (WIDTH + _SCALED_LEN - 1) // _SCALED_LEN
+        row *= tl.load(scales + first_column // _SCALED_LEN * blocks + depths // _SCALED_LEN)
+    return row[None, :]
+
+
+@triton.jit
 def gate(gate_sums, up_sums, out, ACTIVATION: tl.constexpr):
     """Applies the activation to the gate and multiplies by up, with the roundings of the reference."""
     element = out.dtype.element_ty
@@ -298,29 +368,34 @@ def gate(gate_sums, up_sums, out, ACTIVATION: tl.constexpr):
 
 
 class FewRowsTile(NamedTuple):
+    depth: int
     first_depth: int  # of the part of the weight that is loaded before the wait; 0: none
     stages: int
     splits: int  # programs that share the depth of a tile
 
 
-def _few_rows_tile(num_columns: int, width: int, *, is_gated: bool) -> FewRowsTile:
+def _few_rows_tile(num_columns: int, width: int, scaling: int, *, is_gated: bool) -> FewRowsTile:
     """The best of a sweep over graphs of whole decode layers of 4 and 16 rows on an H200, 2026-11-17."""
     if is_gated:
-        return FewRowsTile(MIN_DEPTH if width > MIN_DEPTH else 0, 3, 1)
-    wanted = 4 if num_columns <= _MANY_TILES * _TILE_COLUMNS else 2
-    return FewRowsTile(
-        0, 4, next(splits for splits in (4, 2, 1) if splits <= wanted and width % (splits * MIN_DEPTH) == 0)
-    )
+        return FewRowsTile(MIN_DEPTH, MIN_DEPTH if width > MIN_DEPTH else 0, 3, 1)
+    has_wide_tiles = scaling == PER_COLUMN.value and width % (2 * 2 * MIN_DEPTH) == 0  # eight bits
+    depth, stages = (2 * MIN_DEPTH, 5) if has_wide_tiles else (MIN_DEPTH, 4)
+    many_tiles = _MANY_TILES if scaling == _UNSCALED else _MANY_TILES - 16
+    wanted = 4 if num_columns <= many_tiles * _TILE_COLUMNS else 2
+    splits = next(splits for splits in (4, 2, 1) if splits <= wanted and width % (splits * depth) == 0)
+    return FewRowsTile(depth, 0, stages, splits)
 
 
-def _arrivals(weight: Tensor) -> Tensor:
+def new_arrivals(weight: Tensor) -> Tensor:
     return torch.zeros(triton.cdiv(weight.shape[0], _TILE_COLUMNS), dtype=torch.int32, device=weight.device)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply_rows(
     x,
+    units,
     weight,
+    scales,
     bias,
     out,
     partial,
@@ -334,6 +409,7 @@ def _multiply_rows(
     FIRST_DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    SCALING: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -341,35 +417,47 @@ def _multiply_rows(
     """Computes COLUMNS columns of all rows; with an activation, of both halves of the weight. The weight is the left
     operand: tensor cores take 64 rows of it."""
     let_next_start(IS_DEPENDENT)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
     rows = tl.arange(0, ROWS)
-    inside = rows[:, None] < num_rows
+    PARTS: tl.constexpr = 2 if SCALING else 1  # of the rows
+    lines_of_rows = tl.arange(0, PARTS * ROWS)
+    inside = (lines_of_rows % ROWS)[:, None] < num_rows
     LENGTH: tl.constexpr = WIDTH // SPLITS  # of this program's part of the depth
     begin = tl.program_id(1) * LENGTH
     lines = weight + columns[:, None].to(tl.int64) * WIDTH + begin
     up_lines = lines + num_columns.to(tl.int64) * WIDTH  # of the gate is up
-    row_lines = x + rows[:, None] * WIDTH + begin
+    row_lines = x + (lines_of_rows // ROWS * num_rows + lines_of_rows % ROWS)[:, None] * WIDTH + begin
     if FIRST_DEPTH:
         firsts = tl.arange(0, FIRST_DEPTH)[None, :]
         first = tl.load(lines + firsts)
         if ACTIVATION:
             first_up = tl.load(up_lines + firsts)
     wait_for_kernels_before(IS_DEPENDENT)
-    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    up_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    SUM: tl.constexpr = tl.int32 if weight.dtype.element_ty == tl.int8 else tl.float32
+    ZERO: tl.constexpr = 0 if weight.dtype.element_ty == tl.int8 else 0.0
+    sums = tl.zeros([COLUMNS, PARTS * ROWS], SUM)
+    up_sums = tl.zeros([COLUMNS, PARTS * ROWS], SUM)
     if FIRST_DEPTH:
-        first_row = tl.trans(tl.load(row_lines + firsts, mask=inside, other=0.0))
-        sums = tl.dot(first, first_row, sums, input_precision="ieee")
+        row = tl.trans(tl.load(row_lines + firsts, mask=inside, other=ZERO))
+        sums = _add_dot(sums, first, row, scales, first_column, begin, WIDTH, SCALING)
         if ACTIVATION:
-            up_sums = tl.dot(first_up, first_row, up_sums, input_precision="ieee")
+            up_sums = _add_dot(up_sums, first_up, row, scales, num_columns + first_column, begin, WIDTH, SCALING)
     depths = tl.arange(0, DEPTH)[None, :]
     for depth in tl.range(FIRST_DEPTH, LENGTH, DEPTH, num_stages=STAGES):
-        row = tl.trans(tl.load(row_lines + depth + depths, mask=inside, other=0.0))
-        sums = tl.dot(tl.load(lines + depth + depths), row, sums, input_precision="ieee")
+        row = tl.trans(tl.load(row_lines + depth + depths, mask=inside, other=ZERO))
+        tile = tl.load(lines + depth + depths)
+        sums = _add_dot(sums, tile, row, scales, first_column, begin + depth, WIDTH, SCALING)
         if ACTIVATION:
-            up_sums = tl.dot(tl.load(up_lines + depth + depths), row, up_sums, input_precision="ieee")
+            up_tile = tl.load(up_lines + depth + depths)
+            up_sums = _add_dot(up_sums, up_tile, row, scales, num_columns + first_column, begin + depth, WIDTH, SCALING)
     at = rows[None, :] * num_columns + columns[:, None]
     is_row = rows[None, :] < num_rows
+    if SCALING:
+        unit = tl.load(units + rows, mask=rows < num_rows, other=0.0)
+        sums = _summed(sums, unit, COLUMNS, ROWS)
+        if ACTIVATION:
+            up_sums = _summed(up_sums, unit, COLUMNS, ROWS)
     if SPLITS > 1:
         size = num_rows * num_columns
         tl.store(partial + tl.program_id(1) * size + at, sums, mask=is_row)
@@ -381,8 +469,78 @@ def _multiply_rows(
         sums = tl.zeros([COLUMNS, ROWS], tl.float32)
         for split in tl.static_range(SPLITS):  # always in this order, so that results repeat exactly
             sums += tl.load(partial + split * size + at, mask=is_row, other=0.0, cache_modifier=".cg")
+    if SCALING == PER_COLUMN:
+        sums *= tl.load(scales + columns)[:, None]
+        if ACTIVATION:
+            up_sums *= tl.load(scales + num_columns + columns)[:, None]
     if HAS_BIAS:
         sums += tl.load(bias + columns).to(tl.float32)[:, None]
     if ACTIVATION:
         sums = gate(sums, up_sums, out, ACTIVATION).to(tl.float32)
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def _add_dot(sums, tile, row, scales, first_column, depth, WIDTH: tl.constexpr, SCALING: tl.constexpr):
+    """Adds a tile of the weight times a tile of the rows; a tile has one scale, if blocks have."""
+    if SCALING == PER_BLOCK:
+        blocks: tl.constexpr = (WIDTH + _SCALED_LEN - 1) // _SCALED_LEN
+        scale = tl.load(scales + first_column // _SCALED_LEN * blocks + depth // _SCALED_LEN)
+        return sums + tl.dot(tile, row) * scale
+    elif tile.dtype == tl.int8:
+        return tl.dot(tile, row, sums, out_dtype=tl.int32)
+    else:
+        return tl.dot(tile, row, sums, input_precision="ieee")
+
+
+@triton.jit
+def _summed(sums, units, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Adds up the parts of the rows, [COLUMNS, 2 * ROWS] -> [COLUMNS, ROWS]."""
+    high, low = tl.split(tl.permute(tl.reshape(sums, [COLUMNS, 2, ROWS]), (0, 2, 1)))
+    if sums.dtype == tl.int32:
+        return (high * 256 + low).to(tl.float32) * units[None, :]
+    else:
+        return (high + low) * units[None, :]
+
+
+def split_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # [T, K] -> [2, T, K], [T] float32
+    """Returns rows as two parts of eight bits, and their units. Each row is (high + low) * unit, or of integers
+    (256 * high + low) * unit: as exact as bfloat16."""
+    parts = torch.empty((2, *x.shape), dtype=dtype, device=x.device)
+    units = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(x.shape[1])
+    _split_rows[(x.shape[0],)](
+        x,
+        parts,
+        units,
+        x.stride(0),
+        x.numel(),
+        WIDTH=x.shape[1],
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+        **dependent_launch(x.device),
+    )
+    return parts, units
+
+
+@triton.jit(do_not_specialize=["size"])
+def _split_rows(x, parts, units, stride, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
+    wait_for_inputs(IS_DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    wide = tl.load(x + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-30)
+    at = parts + row * WIDTH + columns
+    if parts.dtype.element_ty == tl.int8:
+        unit = largest / 32512.0  # 127 * 256
+        whole = (wide * (1.0 / unit) + 12582912.0).to(tl.int32, bitcast=True)  # 1.5 * 2**23: the sum has no fraction
+        tl.store(at, ((whole + 128) >> 8).to(tl.int8), mask=inside)
+        tl.store(at + size, whole.to(tl.int8), mask=inside)  # the last eight bits
+    else:
+        unit = largest / 448.0
+        wide *= 1.0 / unit
+        high = wide.to(parts.dtype.element_ty)
+        tl.store(at, high, mask=inside)
+        tl.store(at + size, (wide - high.to(tl.float32)).to(parts.dtype.element_ty), mask=inside)
+    tl.store(units + row, unit)

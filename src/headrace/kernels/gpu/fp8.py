@@ -2,14 +2,15 @@
 
 Scales are float32, and value = fp8 value * scale. A row's scale is its largest absolute value / 448 (`store_fp8_row`).
 
-    weights       one scale per output channel, computed once at load (`Fp8Linear`, `experts.PackedExperts`)
+    weights       one scale per output channel, computed once at load (`fp8_linear.Fp8Linear`, `experts.PackedExperts`)
     activations   one scale per row (token), computed by the kernel that produces the row: `norms.py`, `activation.py`;
                   `quantize_rows` here quantizes rows that come in the model's own type
-    applied       after the sums of the GEMM, which are in float32: `torch._scaled_mm` here, `experts.py` for experts
+    applied       after the sums of the GEMM, which are in float32: `fp8_linear.py`, `experts.py` for experts
     KV cache      float8 without scales; `rope.py` stores it, attention widens it to float16 (`attention_loop.py`)
 
-`layout.Fp8Rows` carries quantized rows with their scales. `PackedLinear.takes_fp8` tells `models/layers.py` whether the
-norm or activation before a linear layer should return them. `kernels/reference/` has the same arithmetic.
+`layout.Fp8Rows` carries quantized rows with their scales. `PackedLinear.prefers_fp8` tells `models/layers.py` whether
+the norm or activation before a linear layer should return them: up to 16 rows keep their type (`few_rows.py`).
+`kernels/reference/` has the same arithmetic, for any number of rows.
 """
 
 from __future__ import annotations
@@ -19,42 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows
+from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.reference import FP8
 
 FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
-_MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
-
-
-class Fp8Linear:
-    """A linear layer with FP8 weights, one scale per output channel."""
-
-    takes_fp8 = True
-
-    def __init__(self, rows: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._weight = rows.values.t()  # [K, N], columns contiguous
-        self._scales = rows.scales.t().contiguous()  # [1, N]
-        self._bias = bias
-        self._dtype = dtype
-
-    def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
-        assert not isinstance(x, UnnormedRows)
-        rows = quantize_rows(x) if isinstance(x, Tensor) else x
-        if rows.values.shape[0] == 0:
-            return torch.empty((0, self._weight.shape[1]), dtype=self._dtype, device=rows.values.device)
-        return torch._scaled_mm(
-            rows.values,
-            self._weight,
-            scale_a=rows.scales,
-            scale_b=self._scales,
-            bias=self._bias,
-            out_dtype=self._dtype,
-            use_fast_accum=True,
-        )
-
-
-def can_multiply(shape: torch.Size) -> bool:
-    return all(size % _MULTIPLE == 0 for size in shape)
 
 
 def empty_fp8_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:

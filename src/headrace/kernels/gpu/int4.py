@@ -37,8 +37,6 @@ _MANY_COLUMNS = 16_384
 class Int4Linear:
     """A linear layer with weights of four bits."""
 
-    takes_fp8 = False
-
     def __init__(self, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._num_columns, self._width = weight.values.shape
         packed = pack(weight.values)
@@ -51,6 +49,9 @@ class Int4Linear:
             torch.zeros(num_tiles, dtype=torch.int32, device=packed.device),
         )
         self._order, self._bias, self._dtype = weight.order, bias, dtype
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return False
 
     def takes_unnormed(self, x: Tensor) -> bool:
         """Whether this layer computes the norm before it as well."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu.few_rows import Linear
-from headrace.kernels.gpu.fp8 import Fp8Linear, can_multiply
+from headrace.kernels.gpu.fp8_linear import Fp8Linear, can_multiply
 from headrace.kernels.gpu.int4 import Int4Linear
 from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.layout import Fp8Rows
@@ -23,11 +23,11 @@ def pack_quantized(
     if isinstance(weight, Int4Weight) and _has_kernel(weight):
         return Int4Linear(weight, bias, dtype)
     if isinstance(weight, Int8Weight) and weight.values.shape[1] % 16 == 0:
-        return ScaledLinear(weight, bias, dtype)
+        return ScaledLinear.of(weight, bias, dtype)
     if isinstance(weight, Fp8Weight) and weight.has_blocks and _has_fp8(weight.values.device):
-        return ScaledLinear(weight, bias, dtype)
+        return ScaledLinear.of(weight, bias, dtype)
     if isinstance(weight, Fp8Weight) and can_multiply(weight.values.shape) and _has_fp8(weight.values.device):
-        return Fp8Linear(Fp8Rows(weight.values, weight.scales), bias, dtype)
+        return Fp8Linear.of(Fp8Rows(weight.values, weight.scales), bias, dtype)
     return Linear.of(dequantize(weight).to(dtype), bias)
 
 

@@ -9,41 +9,47 @@ One kernel for both: it differs in where the scales are applied. Activations are
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.few_rows import FewRowsLinear, new_arrivals
+from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.quantized import BLOCK_LEN, FP8, Fp8Weight, Int8Weight
 
 _TILES_TOGETHER = 8  # row tiles whose programs run side by side and share weight tiles in the L2 cache
 
 
-class ScaledLinear:
-    """A linear layer with INT8 weights, or FP8 weights with scales per block."""
+@dataclass(frozen=True, slots=True)
+class ScaledLinear(FewRowsLinear):
+    """A linear layer with INT8 weights, or FP8 weights with scales per block. Few rows keep their own type."""
 
-    takes_fp8 = False
+    dtype: torch.dtype = torch.bfloat16  # of the output
 
-    def __init__(self, weight: Int8Weight | Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._weight = weight.values.contiguous()
-        self._scales = weight.scales.contiguous()
-        self._bias, self._dtype = bias, dtype
-        self._is_int8 = isinstance(weight, Int8Weight)
+    @classmethod
+    def of(cls, weight: Int8Weight | Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> ScaledLinear:
+        values = weight.values.contiguous()
+        return cls(values, bias, weight.scales.contiguous(), new_arrivals(values), dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+    def _many_rows(self, x: Tensor | Fp8Rows) -> Tensor:
+        assert isinstance(x, Tensor) and self.scales is not None
+        is_int8 = self.weight.dtype == torch.int8
         num_rows, width = x.shape
-        num_columns = self._weight.shape[0]
-        out = torch.empty((num_rows, num_columns), dtype=self._dtype, device=x.device)
+        num_columns = self.weight.shape[0]
+        out = torch.empty((num_rows, num_columns), dtype=self.dtype, device=x.device)
         if num_rows == 0:
             return out
-        values, scales = quantize_rows_int8(x) if self._is_int8 else quantize_groups_fp8(x)
+        values, scales = quantize_rows_int8(x) if is_int8 else quantize_groups_fp8(x)
         rows, columns, num_warps, num_stages = _tile_shape(num_rows)
         num_tiles = triton.cdiv(num_rows, rows)
         _multiply_scaled[(num_tiles * triton.cdiv(num_columns, columns),)](
             values,
             scales,
-            self._weight,
-            self._scales,
+            self.weight,
+            self.scales,
             out,
             num_rows,
             num_tiles,
@@ -53,11 +59,11 @@ class ScaledLinear:
             COLUMNS=columns,
             DEPTH=BLOCK_LEN,
             TOGETHER=_TILES_TOGETHER,
-            IS_INT8=self._is_int8,
+            IS_INT8=is_int8,
             num_warps=num_warps,
             num_stages=num_stages,
         )
-        return out if self._bias is None else out.add_(self._bias)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 def _tile_shape(num_rows: int) -> tuple[int, int, int, int]:

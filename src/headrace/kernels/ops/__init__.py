@@ -21,6 +21,7 @@ from headrace.kernels.layout import (
     Rows,
     StepLayout,
     UnnormedRows,
+    num_rows,
 )
 from headrace.kernels.ops.activations import (
     GATED,
@@ -104,6 +105,7 @@ __all__ = [
     "kernels_for",
     "latent_attention",
     "layer_norm",
+    "num_rows",
     "pack_experts",
     "pack_linear",
     "pack_quantized",

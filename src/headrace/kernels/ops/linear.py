@@ -17,8 +17,7 @@ from headrace.kernels.quantized import QuantizedWeight
 class PackedLinear(Protocol):
     """A weight matrix and its bias in the form that their device multiplies fastest."""
 
-    @property
-    def takes_fp8(self) -> bool: ...  # whether the operation before it should return FP8 rows
+    def prefers_fp8(self, num_rows: int) -> bool: ...  # whether so many rows should come in FP8
 
     def __call__(self, x: Rows) -> Tensor: ...  # [T, K] -> [T, N]
 

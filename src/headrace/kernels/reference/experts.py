@@ -17,7 +17,7 @@ class PackedExperts:
 
     def __init__(self, weight: Tensor, pack: Callable[[Tensor], Any]) -> None:  # [E, N, K]; `pack` gives a PackedLinear
         self._linears = [pack(matrix) for matrix in weight]
-        self.takes_fp8: bool = self._linears[0].takes_fp8
+        self.takes_fp8 = isinstance(self._linears[0], Fp8Linear)
         self._num_columns, self._dtype = weight.shape[1], weight.dtype
 
     def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]

@@ -14,11 +14,12 @@ from headrace.kernels.reference.fp8 import quantize_rows
 class PackedLinear:
     """A weight matrix and its bias; other devices pack them into the form that they multiply fastest."""
 
-    takes_fp8 = False
-
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight  # [N, K]
         self._bias = bias  # [N]
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return False
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         return F.linear(x, self._weight, self._bias)
@@ -27,12 +28,13 @@ class PackedLinear:
 class Fp8Linear:
     """FP8 weights with one scale per output channel, times FP8 activations with one scale per row."""
 
-    takes_fp8 = True
-
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = quantize_rows(weight)  # [N, K]
         self._bias = bias
         self._dtype = weight.dtype
+
+    def prefers_fp8(self, num_rows: int) -> bool:
+        return True
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         assert not isinstance(x, UnnormedRows)

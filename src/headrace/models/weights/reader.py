@@ -28,6 +28,7 @@ from headrace.models.weights.source import ShardedSource, WeightSource
 from headrace.models.weights.stored_linear import read_stored
 
 _MAPPED_FROM_BYTES = 1 << 20
+_MANY_ROWS = 1 << 16  # fewer of them may keep their type with weights in FP8
 _ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
 _ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
 
@@ -101,7 +102,7 @@ class WeightReader:
         if kind in ("int8", "int4"):
             return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
         packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
-        if packed.takes_fp8:
+        if packed.prefers_fp8(_MANY_ROWS):
             num_params = sum(math.prod(self.source.shape(name)) for name in weights)
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
         return packed
