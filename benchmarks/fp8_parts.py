@@ -3,6 +3,7 @@
     python benchmarks/fp8_parts.py --json benchmarks/results/fp8-parts-cpu.json
     python benchmarks/fp8_parts.py --keys --windows 8 --data docs --json benchmarks/results/fp8-keys-cpu.json
     python benchmarks/fp8_parts.py --inputs --windows 4 --data docs --json benchmarks/results/fp8-inputs-cpu.json
+    python benchmarks/fp8_parts.py --balance --windows 8 --data docs --json benchmarks/results/fp8-balance-cpu.json
 
 Sums are in float32 and everything else is unrounded, so a row has the cost of its own rounding alone. The text is that
 of `accuracy.py`. Differences of perplexity have the standard error of the mean difference of a token's logarithm. The
@@ -12,6 +13,7 @@ divergence (Kullback-Leibler, from the unrounded model, in nats per token) has t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -56,6 +58,8 @@ class Variant:
     is_int8: bool = False
     key_rotation: str = "none"  # of queries and keys after RoPE, one of ROTATIONS
     key_scale: float = 1.0  # keys are multiplied by it before rounding
+    key_matrices: Tensor | None = None  # [layers, Hkv, D, D], of queries before the rotation; of keys the inverse
+    has_int8_keys: bool = False  # with a scale per token and head, instead of FP8
     value_scale: float = 1.0
     is_compensated: bool = False  # weights rounded with error compensation (GPTQ)
     has_input_groups: bool = False  # a scale per 128 inputs of a token instead of one
@@ -203,12 +207,23 @@ def with_compensated(decoder: Decoder, windows: Tensor) -> Decoder:
 
 
 def patched_store(variant: Variant, store: Any) -> Any:
+    """Returns a `rope_and_store` that rounds; the layers must call it in their order."""
+    matrices = None if variant.key_matrices is None else itertools.cycle(variant.key_matrices)
+
     def rope_and_store(qkv: Tensor, layout: Any, cos_sin: Tensor, cache: Any, *arguments: Any) -> Tensor:
         q: Tensor = store(qkv, layout, cos_sin, cache, *arguments)
         if variant.keys:
+            if matrices is not None:
+                matrix = next(matrices)  # [Hkv, D, D]
+                q = (q.unflatten(1, (len(matrix), -1)) @ matrix).flatten(1, 2)
+                cache.keys.copy_(cache.keys @ torch.linalg.inv(matrix).mT)
             rotation = ROTATIONS[variant.key_rotation](q.shape[-1])
             q = q @ rotation
-            cache.keys.copy_(fp8(cache.keys @ rotation, variant.key_scale))
+            mixed = cache.keys @ rotation  # [num_blocks, Hkv, block_size, D]
+            is_int8 = variant.has_int8_keys
+            cache.keys.copy_(
+                int8_rows(mixed.flatten(0, 2)).view_as(mixed) if is_int8 else fp8(mixed, variant.key_scale)
+            )
         if variant.values:
             cache.values.copy_(fp8(cache.values, variant.value_scale))
         return q
@@ -256,6 +271,101 @@ class Cost:
             divergence=float(apart.mean()),
             divergence_error=float(apart.std()) / math.sqrt(apart.numel()),
         )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of queries, averaged over the heads of a group, and of keys: [layers, Hkv, D, D] each."""
+
+    queries: Tensor
+    keys: Tensor
+
+    @classmethod
+    def of_data(cls, decoder: Decoder, windows: Tensor) -> Moments:
+        """Those after RoPE, on windows of text."""
+        spec, store, calls = decoder.spec, ops.rope_and_store, itertools.count()
+        queries = torch.zeros(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim)
+        keys = torch.zeros_like(queries)
+
+        def rope_and_store(qkv: Tensor, layout: Any, cos_sin: Tensor, cache: Any, *arguments: Any) -> Tensor:
+            q: Tensor = store(qkv, layout, cos_sin, cache, *arguments)
+            layer = next(calls) % spec.num_layers
+            groups = q.unflatten(1, (spec.num_kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, heads, T, D]
+            k = cache.keys.transpose(0, 1).flatten(1, 2)[:, : len(q)]  # [Hkv, T, D]
+            queries[layer] += (groups.mT @ groups).mean(1)
+            keys[layer] += k.mT @ k
+            return q
+
+        ops.rope_and_store = rope_and_store
+        try:
+            with torch.inference_mode():
+                for ids in windows:
+                    prefill(decoder, ids)
+        finally:
+            ops.rope_and_store = store
+        return cls(queries / windows.numel(), keys / windows.numel())
+
+    @classmethod
+    def of_weights(cls, decoder: Decoder) -> Moments:
+        """Those before RoPE of normed inputs whose channels are independent and alike; only their diagonals."""
+        spec, found = decoder.spec, []
+        for layer in decoder.layers:
+            rows = (layer.mixer.qkv.weight * layer.attention_norm.weight).square().sum(1).view(-1, spec.head_dim)
+            q, k, _ = rows.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads))
+            found.append(torch.stack((q.unflatten(0, (spec.num_kv_heads, -1)).mean(1), k)))
+        queries, keys = torch.stack(found, 1)  # [layers, Hkv, D] each
+        return cls(queries.diag_embed(), keys.diag_embed())
+
+    def factors(self) -> Tensor:  # [layers, Hkv, D]
+        """Factors of queries, and divisors of keys, for which the error of scores is smallest if all dimensions are
+        mixed. The two dimensions that RoPE rotates together have the same one."""
+        q, k = (side.diagonal(dim1=-2, dim2=-1).unflatten(-1, (2, -1)).sum(-2) for side in (self.queries, self.keys))
+        return (k / q).pow(0.25).repeat(1, 1, 2)
+
+    def matrices(self) -> Tensor:  # [layers, Hkv, D, D]
+        """The same with any matrix, which RoPE allows only after it: both sides get the same, diagonal moments."""
+        q, k = root(self.queries), root(self.keys)
+        left, size, _ = torch.linalg.svd(k @ q)
+        return (k @ left / size.clamp(min=1e-9).sqrt().unsqueeze(-2)).float()
+
+
+def root(moments: Tensor) -> Tensor:
+    sizes, vectors = torch.linalg.eigh(moments.double())
+    return vectors * sizes.clamp(min=1e-9).sqrt().unsqueeze(-2) @ vectors.mT
+
+
+def balance_variants(decoder: Decoder, windows: Tensor) -> dict[str, Variant]:
+    """Keys whose dimensions are divided by a factor that queries are multiplied by, and keys in INT8."""
+    data = Moments.of_data(decoder, windows)
+    by_data, by_weights = data.factors(), Moments.of_weights(decoder).factors()
+    plain = Variant(keys=True)
+    halves, whole = replace(plain, key_rotation="halves"), replace(plain, key_rotation="whole")
+
+    def balanced(variant: Variant, factors: Tensor) -> Variant:
+        return replace(variant, key_matrices=factors.diag_embed())
+
+    found = {
+        "keys": plain,
+        "keys, balanced by data": balanced(plain, by_data),
+        "keys, rotated: halves": halves,
+        "keys, balanced by data, rotated: halves": balanced(halves, by_data),
+        "keys, balanced by data in powers of 2, rotated: halves": balanced(halves, by_data.log2().round().exp2()),
+        "keys, balanced by weights, rotated: halves": balanced(halves, by_weights),
+        "keys, rotated: whole": whole,
+        "keys, balanced by data, rotated: whole": balanced(whole, by_data),
+        "keys, balanced by weights, rotated: whole": balanced(whole, by_weights),
+        "keys, any matrix by data, rotated: whole": replace(whole, key_matrices=data.matrices()),
+        "keys in INT8": replace(plain, has_int8_keys=True),
+        "keys in INT8, rotated: halves": replace(halves, has_int8_keys=True),
+        "keys in INT8, rotated: whole": replace(whole, has_int8_keys=True),
+    }
+    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(decoder.spec.num_layers))
+    cached = replace(halves, weights=EVERY, inputs=EVERY, plain_downs=kept, is_compensated=True, values=True)
+    name = "compensated weights and activations, cache rotated: halves"
+    found[name] = cached
+    found[f"{name}, balanced by data"] = balanced(cached, by_data)
+    found[f"{name}, keys in INT8"] = replace(cached, has_int8_keys=True)
+    return found
 
 
 def key_variants(num_layers: int) -> dict[str, Variant]:
@@ -351,16 +461,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of rows; default: all")
     parser.add_argument("--keys", action="store_true", help="the rows about keys, and about all parts together")
     parser.add_argument("--inputs", action="store_true", help="the rows about inputs of linear layers")
-    parser.add_argument("--data", type=Path, help="folder of Markdown files, needed by --keys and --inputs")
+    parser.add_argument("--balance", action="store_true", help="the rows about balanced keys, and keys in INT8")
+    parser.add_argument("--data", type=Path, help="folder of Markdown files, needed by the three options before")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     decoder = load(given.model)
     tokenizer = load_tokenizer(open_checkpoint(given.model).text)
     windows = windows_of(tokenizer.encode(embedded_text()[:80_000]), given.windows, given.window_len)
-    if given.keys or given.inputs:
+    if given.keys or given.inputs or given.balance:
         text = "\n".join(path.read_text() for path in sorted(given.data.glob("*.md")))
-        decoder = with_compensated(decoder, windows_of(tokenizer.encode(text[:120_000]), 16))
-        chosen = (key_variants if given.keys else input_variants)(decoder.spec.num_layers)
+        data = windows_of(tokenizer.encode(text[:120_000]), 16)
+        decoder = with_compensated(decoder, data)
+        if given.balance:
+            chosen = balance_variants(decoder, data)
+        else:
+            chosen = (key_variants if given.keys else input_variants)(decoder.spec.num_layers)
     else:
         chosen = variants(decoder, loudest_layers(decoder, windows))
     if given.only:
