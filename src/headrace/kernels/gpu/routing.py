@@ -8,11 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
+from headrace.kernels.gpu.sort_keys import SHIFTS, key_of, value_of
 from headrace.kernels.layout import Routes
 from headrace.kernels.reference import choose_experts
 
+RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2, "sigmoid_of_chosen": 3, "sparsemixer": 4}
 _BLOCK = 1024
-_RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2, "sigmoid_of_chosen": 3, "sparsemixer": 4}
+_NUMBER_BITS = tl.constexpr(13)  # low bits of a key for the number of its expert
+_LAST_NUMBER = tl.constexpr((1 << 13) - 1)
 
 
 def route(
@@ -50,12 +53,19 @@ def route(
             EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
             NUM_CHOSEN=num_chosen,
             CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
-            RULE=_RULES[rule],
+            SHIFT=key_shift(logits.dtype, is_corrected=correction is not None),
+            RULE=RULES[rule],
             num_warps=1,
             **dependent_launch(device),
         )
     order, ends = sort_routes(chosen, num_experts) if sorts else (chosen[:0], chosen[:0])
     return Routes(weights, order, ends, chosen)
+
+
+def key_shift(dtype: torch.dtype, *, is_corrected: bool) -> int:
+    """How many low bits of a logit, or of a corrected score, are zero as a float32: keys of 16-bit types have 32 bits,
+    with the expert's number in place of these; other keys have 64."""
+    return 0 if is_corrected or dtype == torch.float32 else SHIFTS[torch.float16]
 
 
 def sort_routes(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:  # [R] int32
@@ -80,53 +90,102 @@ def _choose_experts(
     EXPERTS_BLOCK: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr,
     RULE: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Chooses the experts of one token, highest logit or corrected score first, and their weights."""
+    """Chooses the experts of one token."""
     wait_for_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    experts = tl.arange(0, EXPERTS_BLOCK)
-    choices = tl.arange(0, CHOSEN_BLOCK)
+    experts = tl.arange(0, EXPERTS_BLOCK)[None, None, :]
     scores = tl.load(logits + token * stride + experts, mask=experts < NUM_EXPERTS, other=float("-inf")).to(tl.float32)
-    peak = tl.max(scores, axis=0)
+    numbers, shares = choose(
+        scores, experts, correction, scale, max_distance,
+        NUM_EXPERTS, NUM_CHOSEN, CHOSEN_BLOCK, SHIFT, RULE, HAS_CORRECTION,
+    )  # fmt: skip
+    choices = tl.arange(0, CHOSEN_BLOCK)[None, :]
+    place = token * NUM_CHOSEN + choices
+    tl.store(chosen + place, numbers, mask=choices < NUM_CHOSEN)
+    tl.store(weights + place, shares, mask=choices < NUM_CHOSEN)
+
+
+@triton.jit
+def choose(
+    scores,  # [ROWS, CHUNKS, LANES] float32, the logits; -inf past the last expert
+    experts,  # the number of each
+    correction,
+    scale,
+    max_distance,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    CHOSEN_BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr,
+    RULE: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr,
+):
+    """Chooses the experts of each row, highest logit or corrected score first, of equal ones the one with the lowest
+    number. Returns them and their weights, [ROWS, CHOSEN_BLOCK]."""
     left = scores  # what experts are chosen by
     if HAS_CORRECTION:
         if RULE == 0 or RULE == 3:
             left = tl.sigmoid(scores)
         else:
-            left = tl.exp(scores - peak) / tl.sum(tl.exp(scores - peak), axis=0)
+            left = tl.exp(scores - _highest(scores)[:, None, :])
+            left = left / _total(left)[:, None, :]
         left += tl.load(correction + experts, mask=experts < NUM_EXPERTS, other=float("-inf"))
-    highest = tl.full([CHOSEN_BLOCK], float("-inf"), tl.float32)
-    numbers = tl.zeros([CHOSEN_BLOCK], tl.int32)
-    weight = tl.zeros([CHOSEN_BLOCK], tl.float32)
+    # Score and number in one integer, no two of them equal: one maximum finds both.
+    keys = key_of(left, SHIFT)
+    if SHIFT == 0:
+        keys = keys.to(tl.int64)
+        lowest = tl.full(keys.shape, -(1 << 62), tl.int64)
+    else:
+        lowest = tl.full(keys.shape, -(1 << 31), tl.int32)
+    keys = (keys << _NUMBER_BITS) | (_LAST_NUMBER - experts)
+    keys = tl.where(experts < NUM_EXPERTS, keys, lowest)
+    choices = tl.arange(0, CHOSEN_BLOCK)[None, :]
+    bests = tl.zeros([scores.shape[0], CHOSEN_BLOCK], keys.dtype)
+    highest = tl.full([scores.shape[0], CHOSEN_BLOCK], float("-inf"), tl.float32)
+    weight = tl.zeros([scores.shape[0], CHOSEN_BLOCK], tl.float32)
     for choice in tl.static_range(NUM_CHOSEN):
-        best = tl.max(left, axis=0)
-        at = tl.minimum(tl.argmax(left, axis=0), NUM_EXPERTS - 1)  # a valid expert even if a logit is NaN
+        best = _highest(keys)
+        is_best = keys == best[:, None, :]
+        bests = tl.where(choices == choice, best, bests)
         if HAS_CORRECTION:
-            best = tl.sum(tl.where(experts == at, scores, 0.0), axis=0)
-        highest = tl.where(choices == choice, best, highest)
-        numbers = tl.where(choices == choice, at, numbers)
+            score = _total(tl.where(is_best, scores, 0.0))
+            highest = tl.where(choices == choice, score, highest)
         if RULE == 4:
             # Rounded as in the reference: bfloat16 logits are often exactly at the limit.
-            is_near = tl.div_rn(best - scores, tl.maximum(tl.abs(scores), best)) <= max_distance
-            share = 1.0 / tl.sum(tl.where(is_near, tl.exp(left - best), 0.0), axis=0)
+            top = value_of((best >> _NUMBER_BITS).to(tl.int32), SHIFT)[:, None, :]
+            is_near = tl.div_rn(top - scores, tl.maximum(tl.abs(scores), top)) <= max_distance
+            share = 1.0 / _total(tl.where(is_near & (keys > lowest), tl.exp(scores - top), 0.0))
             weight = tl.where(choices == choice, share, weight)
-        left = tl.where(experts == at, float("-inf"), left)
+        keys = tl.where(is_best, lowest, keys)
+    numbers = _LAST_NUMBER - (bests & _LAST_NUMBER).to(tl.int32)
+    if not HAS_CORRECTION:
+        highest = value_of((bests >> _NUMBER_BITS).to(tl.int32), SHIFT)
+        highest = tl.where(choices < NUM_CHOSEN, highest, float("-inf"))
     if RULE == 0:
         weight = tl.sigmoid(highest)
     elif RULE == 3:
         weight = tl.sigmoid(highest)
-        weight = weight / tl.sum(weight, axis=0)
+        weight = weight / tl.sum(weight, axis=1)[:, None]
     elif RULE == 1:
-        weight = tl.exp(highest - peak) / tl.sum(tl.exp(scores - peak), axis=0)
+        peak = _highest(scores)
+        weight = tl.exp(highest - peak) / _total(tl.exp(scores - peak[:, None, :]))
     elif RULE == 2:
-        weight = tl.exp(highest - tl.max(highest, axis=0))
-        weight = weight / tl.sum(weight, axis=0)
-    weight = weight * scale
-    place = token * NUM_CHOSEN + choices
-    tl.store(chosen + place, numbers, mask=choices < NUM_CHOSEN)
-    tl.store(weights + place, weight, mask=choices < NUM_CHOSEN)
+        weight = tl.exp(highest - tl.max(highest, axis=1)[:, None])
+        weight = weight / tl.sum(weight, axis=1)[:, None]
+    return numbers, weight * scale
+
+
+@triton.jit
+def _highest(values):  # [ROWS, CHUNKS, LANES] -> [ROWS, 1]
+    return tl.max(tl.max(values, axis=1), axis=1)[:, None]
+
+
+@triton.jit
+def _total(values):  # [ROWS, CHUNKS, LANES] -> [ROWS, 1]
+    return tl.sum(tl.sum(values, axis=1), axis=1)[:, None]
 
 
 @triton.jit(do_not_specialize=["num_routes"])
