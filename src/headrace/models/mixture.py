@@ -1,8 +1,9 @@
 """A mixture of experts in place of an MLP: each token is routed to a few experts, and to a shared expert if there is
 one.
 
-`ops.route` chooses the experts and sorts the routes by expert; `ops.PackedExperts` multiplies each route's row by the
-matrix of its expert, all experts in one call. Nothing here reads a value on the host, so a CUDA graph can hold it.
+`ops.multiply_and_route` chooses the experts and sorts the routes by expert; `ops.PackedExperts` multiplies each route's
+row by the matrix of its expert, all experts in one call. Nothing here reads a value on the host, so a CUDA graph can
+hold it.
 
 Over several ranks each has a part of every expert, or (`experts`) all of some: it then computes the routes to these
 only. All ranks have all tokens and choose the same routes, and the sum over the ranks is the same in both cases.
@@ -45,13 +46,14 @@ class Mixture:
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
     def __call__(self, x: Tensor | ops.UnnormedRows) -> Tensor:  # [T, H]
-        logits = self.router(x)
+        rows = x
         if isinstance(x, ops.UnnormedRows):
             assert x.normed is not None
-            x = x.normed  # the router has filled it
+            x = x.normed  # the router fills it
         takes_few = self._is_plain and ops.takes_few_tokens(self.up, self.down, x, self.activation)
-        routes = ops.route(
-            logits,
+        routes = ops.multiply_and_route(
+            self.router,
+            rows,
             self.num_chosen,
             self.routing,
             correction=self.correction,

@@ -83,6 +83,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_quantize": "elementwise",
     "_soft_cap": "elementwise",
     "_choose_experts": "elementwise",
+    "_multiply_and_route": "elementwise",  # the router of few tokens too
     "_sort": "elementwise",  # routes by expert
     "_sum_routes": "elementwise",
     "_gated_norm": "elementwise",

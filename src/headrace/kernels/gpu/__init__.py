@@ -11,7 +11,7 @@
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
-    few_experts.py          the same for a few tokens
+    few_routes.py, few_experts.py   the same for a few tokens: the router with the routing; experts
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
     adapters.py             low-rank products of adapters (LoRA), of several adapters at once
     causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
@@ -59,6 +59,7 @@ from headrace.kernels.gpu.experts import (
     takes_few_tokens,
 )
 from headrace.kernels.gpu.few_decodes import rope_and_attend, takes_few_decodes
+from headrace.kernels.gpu.few_routes import multiply_and_route, takes_router
 from headrace.kernels.gpu.fp8 import quantize_rows
 from headrace.kernels.gpu.gated_norm import gated_norm
 from headrace.kernels.gpu.latent import allocate_latent_cache, latent_attention, rope_and_store_latent
@@ -108,6 +109,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "layer_norm_fp8",
+    "multiply_and_route",
     "pack_experts",
     "pack_linear",
     "pack_quantized",
@@ -131,5 +133,6 @@ __all__ = [
     "sum_routes",
     "takes_few_decodes",
     "takes_few_tokens",
+    "takes_router",
     "takes_unnormed",
 ]

@@ -1,4 +1,7 @@
-"""Routes tokens to experts and sorts the routes by expert: two launches, without the host. Few tokens need no order."""
+"""Routes tokens to experts and sorts the routes by expert: two launches, without the host. Few tokens need no order.
+
+Up to 16 tokens are routed by the launch that computes their logits (`few_routes.py`), with the same `choose`.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from headrace.kernels.layout import Routes, Rows
 from headrace.kernels.ops.activations import GATED
 from headrace.kernels.ops.dispatch import kernels_for
+from headrace.kernels.ops.linear import PackedLinear
 
 
 class PackedExperts(Protocol):
@@ -60,6 +61,40 @@ def experts_of_few_tokens(
     """Computes the whole MLP of each route's expert, and sums the weighted results of each token."""
     out: Tensor = kernels_for(x.device, x.dtype).experts_of_few_tokens(up, down, x, routes, activation)
     return out
+
+
+def multiply_and_route(
+    router: PackedLinear,  # [E, K]
+    x: Rows,  # [T, K]
+    num_chosen: int,
+    rule: str,
+    *,
+    correction: Tensor | None = None,  # [E] float32
+    scale: float = 1.0,
+    jitter: float = 0.0,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
+    sorts: bool = True,
+) -> Routes:
+    """Multiplies by the router, and routes each token by its logits (see `route`)."""
+    if isinstance(x, Tensor) and x.device.type == "cuda":
+        kernels = kernels_for(x.device, x.dtype)
+        if kernels.takes_router(router, x, num_chosen, has_groups=num_groups_chosen < num_groups):
+            routes: Routes = kernels.multiply_and_route(
+                router, x, num_chosen, rule, correction=correction, scale=scale, jitter=jitter, sorts=sorts
+            )
+            return routes
+    return route(
+        router(x),
+        num_chosen,
+        rule,
+        correction=correction,
+        scale=scale,
+        jitter=jitter,
+        num_groups=num_groups,
+        num_groups_chosen=num_groups_chosen,
+        sorts=sorts,
+    )
 
 
 def route(
