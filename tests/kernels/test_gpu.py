@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels import reference
+from headrace.kernels.layout import RouteRows
 from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
 from tests.kernels.places import (
     SHAPES,
@@ -50,6 +51,24 @@ def test_layer_norms_match_their_references(place: Place, hidden_size: int) -> N
     found = gpu.add_layer_norm(x, residual, weight, bias, 1e-5)
     assert relative_error(found, reference.add_layer_norm(x, other, weight, bias, 1e-5)) < place.error
     assert torch.equal(residual, other)
+
+
+@cases("num_tokens num_chosen hidden_size", gpu=[(16, 8, 2048), (300, 3, 576)], interpreted=[(5, 3, 200), (3, 8, 64)])
+def test_a_norm_sums_the_routes_of_each_token_as_a_kernel_before_it_would(
+    place: Place, num_tokens: int, num_chosen: int, hidden_size: int
+) -> None:
+    from headrace.kernels import gpu
+
+    routes = RouteRows(place.randn(num_tokens * num_chosen, hidden_size), num_chosen)
+    weight, bias = (torch.randn(hidden_size, device=place.device) for _ in range(2))
+    residual = place.randn(num_tokens, hidden_size)
+    summed = gpu.sum_routes(routes)
+    expected = routes.rows.float().view(num_tokens, num_chosen, hidden_size).sum(1)
+    assert relative_error(summed, expected) < place.error
+    for norm, parameters in ((gpu.add_rms_norm, (weight,)), (gpu.add_layer_norm, (weight, bias))):
+        total, other = residual.clone(), residual.clone()
+        found, separate = norm(routes, total, *parameters, 1e-5), norm(summed, other, *parameters, 1e-5)
+        assert torch.equal(found, separate) and torch.equal(total, other)
 
 
 @everywhere

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headrace.config import Quantization
+from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.mixture import Mixture
 from tests.engine.tiny import MIXTURES, save_model
@@ -51,3 +52,13 @@ def test_experts_in_fp8_give_nearly_the_same_in_half_the_memory(family: str, tmp
     x = torch.randn(30, exact.spec.hidden_size).bfloat16()
     found, expected = mixture_of(narrow)(x).float(), mixture_of(exact)(x).float()
     assert (found - expected).norm() < 0.08 * expected.norm()
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_only_a_sum_to_which_nothing_is_added_is_left_to_the_norm(family: str, tmp_path: Path) -> None:
+    decoder = load(tmp_path, family)
+    mixture = mixture_of(decoder)
+    x = torch.randn(5, decoder.spec.hidden_size)
+    found = mixture.unsummed(x)
+    assert isinstance(found, ops.RouteRows) == (mixture.shared is None and mixture.num_chosen > 1)
+    assert torch.equal(ops.sum_routes(found), mixture(x))

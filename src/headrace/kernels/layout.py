@@ -48,6 +48,22 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteRows:
+    """What each route adds to its token, in the order of the routes. The sum over the routes of a token is left to the
+    norm that adds it to the residual stream."""
+
+    rows: Tensor  # [T * num_chosen, H], contiguous
+    num_chosen: int  # routes of each token
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows.shape[0] // self.num_chosen
+
+
+Addend = Tensor | RouteRows  # [T, H], what half a layer adds to the residual stream
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPrefixes:
     """Which decoding sequences of a step share prefix blocks, so that these are read once for all of them.
 

@@ -1,6 +1,7 @@
 """The decoder, one for all families: differences between them are in the spec and in the weights.
 
-The residual stream is one tensor per step, updated in place. Each addition to it is fused with the norm that follows.
+The residual stream is one tensor per step, updated in place. Each addition to it is fused with the norm that follows,
+and so is the sum over the routes of a mixture, where nothing else needs it.
 """
 
 from __future__ import annotations
@@ -107,18 +108,19 @@ class Decoder:
         residual = self.embeddings(token_ids)
         if self.positions is not None:
             residual.add_(self.positions.index_select(0, layout.positions))
-        x: Tensor | None = None  # what the last half layer adds to the residual stream
+        x: ops.Addend | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers_in_order(), caches, strict=True):
             last = kept if layer is self.layers[-1] else None
             if layer.mixer is not None:
                 normed, residual = _normed(x, residual, layer.attention_norm, layer.mixer.input_linear, layout.adapters)
+                x = None  # routes of a mixture may take much memory
                 x = layer.mixer(normed, layout, cache, last)
             elif last is not None:
-                x = None if x is None else x[last]
+                x = None if x is None else ops.sum_routes(x)[last]
             residual = residual if last is None else residual[last]
             if layer.mlp is not None:
                 x, residual = _feed_after(layer, layer.mlp, x, residual, layout.adapters_of(last))
-        residual = residual if x is None else residual.add_(x)
+        residual = residual if x is None else residual.add_(ops.sum_routes(x))
         if not self.is_last_stage:
             assert self.stages is not None
             self.stages.send(residual)
@@ -137,35 +139,36 @@ class Decoder:
 
 
 def _feed_after(
-    layer: Layer, mlp: Mlp | Mixture, x: Tensor | None, residual: Tensor, adapters: AdapterRows | None
-) -> tuple[Tensor, Tensor]:
+    layer: Layer, mlp: Mlp | Mixture, x: ops.Addend | None, residual: Tensor, adapters: AdapterRows | None
+) -> tuple[ops.Addend, Tensor]:
     """Runs the MLP after a mixer with the output x. Returns what is still to be added to the residual stream, and that
     stream."""
     if layer.is_parallel:
         assert x is not None
-        return x.add_(_feed(mlp, layer.mlp_norm, None, residual, adapters)[0]), residual
+        fed = _feed(mlp, layer.mlp_norm, None, residual, adapters)[0]
+        return ops.sum_routes(x).add_(ops.sum_routes(fed)), residual
     x = None if x is None else _post_normed(x, layer.attention_post_norm)
     x, residual = _feed(mlp, layer.mlp_norm, x, residual, adapters)
     return _post_normed(x, layer.mlp_post_norm), residual
 
 
 def _feed(
-    mlp: Mlp | Mixture, norm: Norm | None, x: Tensor | None, residual: Tensor, adapters: AdapterRows | None
-) -> tuple[Tensor, Tensor]:
+    mlp: Mlp | Mixture, norm: Norm | None, x: ops.Addend | None, residual: Tensor, adapters: AdapterRows | None
+) -> tuple[ops.Addend, Tensor]:
     """Runs the MLP on the residual stream with x added. Returns its output and the residual stream."""
     if isinstance(mlp, Mlp):
         normed, residual = _normed(x, residual, norm, mlp.up, adapters)
         return mlp(normed, adapters), residual
     if norm is not None and norm.bias is None and ops.takes_unnormed(mlp.router, residual):
         unnormed, residual = norm.left_to_linear(x, residual, keeps_normed=True)
-        return mlp(unnormed), residual
+        return mlp.unsummed(unnormed), residual
     normed, residual = _normed(x, residual, norm, None, adapters)
     assert isinstance(normed, Tensor)
-    return mlp(normed), residual
+    return mlp.unsummed(normed), residual
 
 
 def _normed(
-    x: Tensor | None,
+    x: ops.Addend | None,
     residual: Tensor,
     norm: Norm | None,
     linear: ops.PackedLinear | None,
@@ -174,7 +177,7 @@ def _normed(
     """Adds x to the residual stream and norms it, in the form that the next linear layer takes, if there is only one.
     Returns the rows and the residual stream."""
     if norm is None:
-        residual = residual if x is None else residual.add_(x)
+        residual = residual if x is None else residual.add_(ops.sum_routes(x))
         return residual, residual
     linear = None if linear is None else in_step(linear, adapters)
     if linear is not None and norm.bias is None and ops.takes_unnormed(linear, residual):
@@ -185,5 +188,5 @@ def _normed(
     return norm.of_sum(x, residual, as_fp8=as_fp8), residual
 
 
-def _post_normed(x: Tensor, norm: Norm | None) -> Tensor:
-    return x if norm is None else norm.plain(x)
+def _post_normed(x: ops.Addend, norm: Norm | None) -> ops.Addend:
+    return x if norm is None else norm.plain(ops.sum_routes(x))

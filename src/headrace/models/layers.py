@@ -30,14 +30,14 @@ class Norm:
             return ops.rms_norm(x, self.weight, self.eps, as_fp8=as_fp8)
         return ops.layer_norm(x, self.weight, self.bias, self.eps, as_fp8=as_fp8)
 
-    def of_sum(self, x: Tensor, residual: Tensor, *, as_fp8: bool = False) -> Rows:
+    def of_sum(self, x: ops.Addend, residual: Tensor, *, as_fp8: bool = False) -> Rows:
         """Adds x to `residual` in place and returns the norm of the sum."""
         if self.bias is None:
             return ops.add_rms_norm(x, residual, self.weight, self.eps, as_fp8=as_fp8)
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, as_fp8=as_fp8)
 
     def left_to_linear(
-        self, x: Tensor | None, residual: Tensor, *, keeps_normed: bool = False
+        self, x: ops.Addend | None, residual: Tensor, *, keeps_normed: bool = False
     ) -> tuple[ops.UnnormedRows, Tensor]:
         """Leaves the norm, and the addition of x, to the linear layer that follows. Returns its input and the residual
         stream, which that layer fills, as it does the normed rows if they are kept."""
@@ -45,7 +45,7 @@ class Norm:
         if x is None:
             return ops.UnnormedRows(residual, None, None, self.weight, self.eps, normed), residual
         total = torch.empty_like(residual)
-        return ops.UnnormedRows(x, residual, total, self.weight, self.eps, normed), total
+        return ops.UnnormedRows(ops.sum_routes(x), residual, total, self.weight, self.eps, normed), total
 
     def plain(self, x: Tensor) -> Tensor:
         """Returns the norm in the type of x, never in FP8."""

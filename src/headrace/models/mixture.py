@@ -46,6 +46,11 @@ class Mixture:
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
     def __call__(self, x: Tensor | ops.UnnormedRows) -> Tensor:  # [T, H]
+        return ops.sum_routes(self.unsummed(x))
+
+    def unsummed(self, x: Tensor | ops.UnnormedRows) -> ops.Addend:
+        """The same, but the sum over each token's routes is left to the norm that follows, if nothing is added to it
+        before."""
         rows = x
         if isinstance(x, ops.UnnormedRows):
             assert x.normed is not None
@@ -64,11 +69,12 @@ class Mixture:
             sorts=not takes_few,
         )
         if takes_few:
-            out = ops.experts_of_few_tokens(self.up, self.down, x, routes, self.activation)
+            out: ops.Addend = ops.experts_of_few_tokens(self.up, self.down, x, routes, self.activation)
         else:
             out = self._of_routes(x, routes)
-        out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
-        return out if self.group is None else self.group.all_reduce(out)
+        if self.shared is not None:
+            out = ops.sum_routes(out).add_(self._of_shared(self.shared, x))
+        return out if self.group is None else self.group.all_reduce(ops.sum_routes(out))
 
     @property
     def _is_plain(self) -> bool:
@@ -76,7 +82,7 @@ class Mixture:
         has_bias = self.up_bias is not None or self.down_bias is not None
         return self.is_gated and self.experts is None and not has_bias and not self.weighs_input
 
-    def _of_routes(self, x: Tensor, routes: ops.Routes) -> Tensor:  # [T, H]
+    def _of_routes(self, x: Tensor, routes: ops.Routes) -> ops.Addend:  # [T, H]
         if self.experts is not None:
             routes = routes_to(self.experts, routes)
         narrow = self._narrow(x, routes)
@@ -85,9 +91,7 @@ class Mixture:
             out += (self.down_bias[_experts_of(routes)] * routes.weights[:, None]).to(out.dtype)
         if self.experts is not None:
             out = out.masked_fill_(_has_other_expert(routes)[:, None], 0.0)
-        if self.num_chosen > 1:
-            out = ops.sum_routes(out, self.num_chosen)
-        return out
+        return out if self.num_chosen == 1 else ops.RouteRows(out, self.num_chosen)
 
     def _narrow(self, x: Tensor, routes: ops.Routes) -> ops.Rows:  # [T * num_chosen, I]
         """Multiplies by gate and up, and applies the activation."""

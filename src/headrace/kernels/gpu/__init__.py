@@ -10,7 +10,7 @@
     latent.py               multi-head latent attention: decodes and prefills over a cache of latents
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
-    routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
+    routing.py, experts.py, route_rows.py   mixture of experts: routing, one grouped GEMM for all experts, sums;
     few_routes.py, few_experts.py   the same for a few tokens: the router with the routing; experts
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
     adapters.py             low-rank products of adapters (LoRA), of several adapters at once
@@ -55,7 +55,6 @@ from headrace.kernels.gpu.experts import (
     experts_of_few_tokens,
     gated_experts,
     pack_experts,
-    sum_routes,
     takes_few_tokens,
 )
 from headrace.kernels.gpu.few_decodes import rope_and_attend, takes_few_decodes
@@ -76,6 +75,7 @@ from headrace.kernels.gpu.norms import (
 )
 from headrace.kernels.gpu.quantized import pack_quantized
 from headrace.kernels.gpu.rope import rope_and_store, rotate
+from headrace.kernels.gpu.route_rows import sum_routes
 from headrace.kernels.gpu.routing import route
 from headrace.kernels.gpu.selective_scan import selective_scan
 from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_and_mul, gelu_tanh, relu, relu2

@@ -20,7 +20,6 @@ from headrace.kernels.gpu.fp8 import quantize_rows
 from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import Fp8Rows, Routes, Rows, UnnormedRows
 
-_SUM_BLOCK = 512
 _TILES_TOGETHER = 8  # row tiles whose programs run side by side and share weight tiles in the L2 cache
 
 
@@ -223,41 +222,3 @@ def _multiply(
     at = out + routes[:, None] * NUM_COLUMNS + columns[None, :]
     is_inside = (lines[:, None] < stop) & (columns[None, :] < NUM_COLUMNS)
     tl.store(at, total.to(out.dtype.element_ty), mask=is_inside)
-
-
-def sum_routes(x: Tensor, num_chosen: int) -> Tensor:  # [T * num_chosen, H] -> [T, H]
-    """See `ops.sum_routes`."""
-    num_tokens, width = x.shape[0] // num_chosen, x.shape[1]
-    out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
-    if num_tokens:
-        _sum_routes[(num_tokens, triton.cdiv(width, _SUM_BLOCK))](
-            x,
-            out,
-            width,
-            NUM_CHOSEN=num_chosen,
-            CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
-            BLOCK=_SUM_BLOCK,
-            num_warps=4,
-            **dependent_launch(x.device),
-        )
-    return out
-
-
-@triton.jit
-def _sum_routes(
-    x,
-    out,
-    width,
-    NUM_CHOSEN: tl.constexpr,
-    CHOSEN_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    wait_for_inputs(IS_DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    choices = tl.arange(0, CHOSEN_BLOCK)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (choices[:, None] < NUM_CHOSEN) & (columns[None, :] < width)
-    at = x + (token * NUM_CHOSEN + choices[:, None]) * width + columns[None, :]
-    total = tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), axis=0)
-    tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=columns < width)

@@ -1,5 +1,5 @@
 """RMS norm and LayerNorm, one program per token, with or without the addition to the residual stream, in the input's
-type or FP8."""
+type or FP8. What is added may be the rows of each token's routes, which are summed first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.fp8 import empty_fp8_rows, store_fp8_row
-from headrace.kernels.layout import Fp8Rows
+from headrace.kernels.gpu.route_rows import sum_of_token
+from headrace.kernels.layout import Addend, Fp8Rows, RouteRows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
@@ -19,9 +20,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] ->
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Addend, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
-    out = torch.empty_like(x)
+    out = torch.empty_like(residual)
     _launch(x, residual, weight, None, out, None, eps)
     return out
 
@@ -32,8 +33,8 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     return out
 
 
-def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
-    out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
+def add_rms_norm_fp8(x: Addend, residual: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    out = empty_fp8_rows(residual.shape[0], residual.shape[1], residual.device)
     _launch(x, residual, weight, None, out.values, out.scales, eps)
     return out
 
@@ -44,9 +45,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  
     return out
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def add_layer_norm(x: Addend, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
-    out = torch.empty_like(x)
+    out = torch.empty_like(residual)
     _launch(x, residual, weight, bias, out, None, eps)
     return out
 
@@ -57,14 +58,14 @@ def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Ro
     return out
 
 
-def add_layer_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Rows:
-    out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
+def add_layer_norm_fp8(x: Addend, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Rows:
+    out = empty_fp8_rows(residual.shape[0], residual.shape[1], residual.device)
     _launch(x, residual, weight, bias, out.values, out.scales, eps)
     return out
 
 
 def _launch(
-    x: Tensor,
+    x: Addend,
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,  # None: RMS norm
@@ -72,26 +73,28 @@ def _launch(
     scales: Tensor | None,
     eps: float,
 ) -> None:
-    num_tokens, hidden_size = x.shape
+    rows, num_chosen = (x.rows, x.num_chosen) if isinstance(x, RouteRows) else (x, 1)
+    num_tokens, hidden_size = rows.shape[0] // num_chosen, rows.shape[1]
     if num_tokens == 0:
         return
     block = triton.next_power_of_2(hidden_size)
     _norm[(num_tokens,)](
-        x,
-        x if residual is None else residual,
+        rows,
+        rows if residual is None else residual,
         weight,
         weight if bias is None else bias,
         out,
-        x if scales is None else scales,
-        x.stride(0),
+        rows if scales is None else scales,
+        rows.stride(0),
         hidden_size,
         eps,
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         IS_FP8=scales is not None,
+        NUM_CHOSEN=num_chosen,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
-        **dependent_launch(x.device),
+        **dependent_launch(rows.device),
     )
 
 
@@ -109,6 +112,7 @@ def _norm(
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_FP8: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
@@ -116,7 +120,7 @@ def _norm(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden_size
-    line = tl.load(x + token * x_stride + columns, mask=inside, other=0.0)
+    line = sum_of_token(x + token * NUM_CHOSEN * x_stride, x_stride, columns, inside, NUM_CHOSEN)
     if HAS_RESIDUAL:
         # The sum is rounded to the residual's type before it is normed, as in the reference.
         stream = residual + token * hidden_size + columns

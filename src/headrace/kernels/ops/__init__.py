@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from headrace.kernels.layout import (
     AdapterRows,
+    Addend,
     Fp8Rows,
     LayerCache,
     LayerState,
     LowRankWeights,
+    RouteRows,
     Routes,
     Rows,
     StepLayout,
@@ -72,12 +74,14 @@ from headrace.kernels.ops.recurrent import causal_conv, gated_delta_rule, gated_
 __all__ = [
     "GATED",
     "AdapterRows",
+    "Addend",
     "Fp8Rows",
     "LayerCache",
     "LayerState",
     "LowRankWeights",
     "PackedExperts",
     "PackedLinear",
+    "RouteRows",
     "Routes",
     "Rows",
     "StepLayout",

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headrace.kernels.layout import Routes, Rows
+from headrace.kernels.layout import Addend, Routes, Rows
 from headrace.kernels.ops.activations import GATED
 from headrace.kernels.ops.dispatch import kernels_for
 from headrace.kernels.ops.linear import PackedLinear
@@ -39,12 +39,14 @@ def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str)
     return GATED[activation](up(x, routes), as_fp8=up.takes_fp8)
 
 
-def sum_routes(x: Tensor, num_chosen: int) -> Tensor:  # [T * num_chosen, H] -> [T, H]
-    """Sums the routes of each token."""
-    if x.device.type == "cuda":
-        out: Tensor = kernels_for(x.device, x.dtype).sum_routes(x, num_chosen)
+def sum_routes(x: Addend) -> Tensor:  # -> [T, H]
+    """Sums the routes of each token, if they are not summed yet."""
+    if isinstance(x, Tensor):
+        return x
+    if x.rows.device.type == "cuda":
+        out: Tensor = kernels_for(x.rows.device, x.rows.dtype).sum_routes(x)
         return out
-    return x.view(-1, num_chosen, x.shape[1]).sum(1)
+    return x.rows.view(-1, x.num_chosen, x.rows.shape[1]).sum(1)
 
 
 def takes_few_tokens(up: PackedExperts, down: PackedExperts, x: Tensor, activation: str) -> bool:
