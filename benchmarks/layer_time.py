@@ -4,7 +4,8 @@
     python benchmarks/layer_time.py --model llama-3.1-8b --quantization fp8 --rows 16 --sweep --budget 90
 
 What is best for a GEMM alone is not best between other kernels, so tiles are chosen here: `--sweep` replaces the tile
-of one matrix after the other (`few_rows.py`), keeps the best, and prints the fastest few of each.
+of one matrix after the other (`one_row.py`, `few_rows.py`, `few_rows_int4.py`), keeps the best, and prints the fastest
+few of each.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from about import commit
 from triton.runtime.errors import OutOfResources
 
 from headrace.bench.engines.shapes import SHAPES, shape_directory
-from headrace.kernels.gpu import few_rows
-from headrace.kernels.gpu.few_rows import FewRowsTile, RowTile
+from headrace.kernels.gpu import few_rows, few_rows_int4, one_row
+from headrace.kernels.gpu.few_rows import FewRowsTile
+from headrace.kernels.gpu.few_rows_int4 import FewRowsTile as Int4Tile
+from headrace.kernels.gpu.one_row import RowTile
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
@@ -34,10 +37,10 @@ BLOCK_SIZE = 16
 VOCABULARY = 4096  # the head is not part of a layer
 NUM_PROCESSES = 14  # that compile
 Matrix = tuple[int, int, bool]  # columns of the output, width, whether it is gate and up
-Tile = RowTile | FewRowsTile
+Tile = RowTile | FewRowsTile | Int4Tile
 _tiles: dict[Matrix, Tile] = {}  # what the sweep uses instead of the tiles of the engine
 _seen: dict[Matrix, Tile] = {}
-_row_tile, _few_rows_tile = few_rows._row_tile, few_rows._few_rows_tile
+_row_tile, _few_rows_tile, _int4_tile = one_row.row_tile, few_rows.few_rows_tile, few_rows_int4.few_rows_tile
 
 
 def chosen_row_tile(num_columns: int, width: int, element_size: int, *, has_norm: bool, is_gated: bool) -> RowTile:
@@ -49,6 +52,12 @@ def chosen_row_tile(num_columns: int, width: int, element_size: int, *, has_norm
 def chosen_few_rows_tile(num_columns: int, width: int, scaling: int, *, is_gated: bool) -> FewRowsTile:
     matrix = (num_columns, width, is_gated)
     _seen[matrix] = _few_rows_tile(num_columns, width, scaling, is_gated=is_gated)
+    return _tiles.get(matrix, _seen[matrix])  # type: ignore[return-value]
+
+
+def chosen_int4_tile(num_columns: int, width: int, *, is_gated: bool) -> Int4Tile:
+    matrix = (num_columns, width, is_gated)
+    _seen[matrix] = _int4_tile(num_columns, width, is_gated=is_gated)
     return _tiles.get(matrix, _seen[matrix])  # type: ignore[return-value]
 
 
@@ -110,7 +119,8 @@ class Step:
 
 
 def load(given: argparse.Namespace, num_layers: int) -> Decoder:
-    few_rows._row_tile, few_rows._few_rows_tile = chosen_row_tile, chosen_few_rows_tile
+    one_row.row_tile, few_rows.few_rows_tile = chosen_row_tile, chosen_few_rows_tile
+    few_rows_int4.few_rows_tile = chosen_int4_tile
     overrides = {"num_hidden_layers": num_layers, "vocab_size": VOCABULARY}
     with shape_directory(given.model) as directory:
         checkpoint = open_checkpoint(str(directory), load_format="random", hf_overrides=overrides)
@@ -124,9 +134,24 @@ def load(given: argparse.Namespace, num_layers: int) -> Decoder:
         )
 
 
-def tiles_to_try(matrix: Matrix, num_rows: int, element_size: int) -> list[Tile]:
+def int4_tiles(matrix: Matrix) -> list[Tile]:
+    num_columns, width, is_gated = matrix
+    found: list[Tile] = []
+    shapes, splits_of = ((64, 4), (128, 4), (128, 8)), (1, 2) if is_gated else (2, 4, 8, 16)
+    for (columns, warps), ahead, stages, splits in itertools.product(shapes, (0, 1, 2, 4), (3, 4, 5, 6), splits_of):
+        num_blocks = width // 128 // splits
+        is_whole = width % (128 * splits) == 0 and ahead <= num_blocks and num_columns % columns == 0
+        if is_whole and (num_blocks - ahead >= stages or stages == 3):
+            found.append(Int4Tile(columns, ahead, stages, splits, warps))
+    return found
+
+
+def tiles_to_try(matrix: Matrix, num_rows: int, quantization: str | None) -> list[Tile]:
     _, width, is_gated = matrix
     found: list[Tile] = []
+    if quantization == "int4":
+        return int4_tiles(matrix)
+    element_size = 1 if quantization else 2
     if num_rows == 1:
         for columns, depth, warps in itertools.product((2, 4, 8, 16), (512, 1024, 2048, 4096), (2, 4, 8)):
             num_bytes = columns * depth * element_size * (2 if is_gated else 1) // (32 * warps)  # to a thread
@@ -156,10 +181,9 @@ def compile_share(given: argparse.Namespace, num_rows: int, jobs: list[tuple[Mat
 
 
 def sweep(given: argparse.Namespace, step: Step, num_rows: int) -> dict[str, Any]:
-    element_size = 1 if given.quantization else 2
     step.run()
     matrices = [each for each in _seen if given.matrix is None or each[0] in given.matrix]
-    jobs = [(matrix, tile) for matrix in matrices for tile in tiles_to_try(matrix, num_rows, element_size)]
+    jobs = [(matrix, tile) for matrix in matrices for tile in tiles_to_try(matrix, num_rows, given.quantization)]
     started = time.perf_counter()
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
         shares = [pool.submit(compile_share, given, num_rows, jobs[i::NUM_PROCESSES]) for i in range(NUM_PROCESSES)]
@@ -168,7 +192,7 @@ def sweep(given: argparse.Namespace, step: Step, num_rows: int) -> dict[str, Any
     started, found = time.perf_counter(), {}
     for matrix in matrices:
         times = [(round(step.layer_us(0.05), 2), _seen[matrix])]
-        for tile in tiles_to_try(matrix, num_rows, element_size):
+        for tile in tiles_to_try(matrix, num_rows, given.quantization):
             if time.perf_counter() - started > given.budget or tile in failed:
                 continue
             _tiles[matrix] = tile

@@ -153,15 +153,24 @@ def test_gate_up_and_activation_are_one_operation_with_weights_in_eight_bits(
     assert relative_error(found, expected) < 2 * error_of(place, kind)
 
 
-@cases("", gpu=[()], interpreted=[()])
+@cases("num_rows", gpu=[(1,), (2,), (16,)], interpreted=[(1,), (3,)])
+@pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_norm_is_left_to_a_layer_with_weights_in_eight_bits(place: Place, kind: str) -> None:
-    linear, weight = eight_bits(place, kind, 192, 384)
-    x, residual, gain = place.randn(1, 384), place.randn(1, 384), place.randn(384).float()
+def test_a_norm_is_left_to_a_layer_with_weights_in_eight_bits(
+    place: Place, kind: str, has_residual: bool, num_rows: int
+) -> None:
+    linear, weight = eight_bits(place, kind, 384, 384)
+    x, gain = place.randn(num_rows, 384), place.randn(384).float()
+    residual = place.randn(num_rows, 384) if has_residual else None
+    total = torch.full_like(x, torch.nan) if has_residual else None
     assert linear.takes_unnormed(x)
-    found = linear(UnnormedRows(x, residual, torch.empty_like(x), gain, 1e-6))
-    expected = reference.rms_norm(x + residual, gain, 1e-6).float() @ weight.t()
-    assert relative_error(found, expected) < place.error
+    found = linear(UnnormedRows(x, residual, total, gain, 1e-6))
+    gated = linear.gated(UnnormedRows(x, residual, total, gain, 1e-6), "silu")
+    summed = x if residual is None else x + residual
+    expected = reference.rms_norm(summed, gain, 1e-6).float() @ weight.t()
+    assert relative_error(found, expected) < error_of(place, kind)
+    assert relative_error(gated, reference.silu_and_mul(expected.to(place.dtype))) < 2 * error_of(place, kind)
+    assert total is None or torch.equal(total, summed)
 
 
 @cases(

@@ -57,7 +57,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_down": "gemm",
     "_multiply_int4": "gemm",
     "_multiply_row_int4": "gemm",
-    "_multiply_few_int4": "gemm",  # with the norm before it and the activation after it
+    "_multiply_rows_int4": "gemm",  # with the activation after it
     "_multiply_scaled": "gemm",
     "_bidirectional": "prefill_attention",
     "_rotate": "cache",  # of encoders, which have no cache

@@ -12,10 +12,11 @@
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py, route_rows.py   mixture of experts: routing, one grouped GEMM for all experts, sums;
     few_routes.py, few_experts.py   the same for a few tokens: the router with the routing; experts
-    linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
+    linear.py, one_row.py, few_rows.py   linear layers, with kernels of their own for steps of few tokens
+    row_parts.py            few rows as integers or FP8, for weights of four and eight bits
     adapters.py             low-rank products of adapters (LoRA), of several adapters at once
     causal_conv.py, selective_scan.py, delta_rule.py, gated_norm.py   mixers with a recurrent state per slot
-    fp8.py                  FP8 quantization and scaled GEMMs
+    fp8.py, fp8_linear.py   FP8 quantization and scaled GEMMs
     quantized.py, int4.py, scaled_gemm.py   weights of four and eight bits, as checkpoints store them
     one_row_int4.py, few_rows_int4.py, int4_values.py   four bits in steps of few tokens; how they are widened
     dependent_launch.py     kernels that are set up while the one before them runs

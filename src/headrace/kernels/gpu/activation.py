@@ -13,6 +13,7 @@ from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
 
 _BLOCK = 2048
+ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # that `gate` applies
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
@@ -107,6 +108,17 @@ def _gate_fp8(gate_up, out, scales, width, IS_GELU: tl.constexpr, BLOCK: tl.cons
     columns = tl.arange(0, BLOCK)
     gated = _gated_columns(gate_up, token, columns, width, IS_GELU)
     store_fp8_row(out + token * width, scales + token, gated, columns, columns < width)
+
+
+@triton.jit
+def gate(gate_sums, up_sums, out, ACTIVATION: tl.constexpr):
+    """Applies the activation to the gate and multiplies by up, with the roundings of the reference."""
+    element = out.dtype.element_ty
+    bend = gate_sums.to(element).to(tl.float32)
+    gated = bend
+    if ACTIVATION == 2:
+        bend = 1.5957691216057308 * (gated + 0.044715 * gated * gated * gated)
+    return (gated * tl.sigmoid(bend)).to(element) * up_sums.to(element)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu import few_experts
+from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
-from headrace.kernels.gpu.few_rows import ACTIVATIONS, gate
 from headrace.kernels.gpu.fp8 import quantize_rows
 from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import Fp8Rows, Routes, Rows, UnnormedRows

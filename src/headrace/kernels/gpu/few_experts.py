@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
-from headrace.kernels.gpu.few_rows import ACTIVATIONS, MIN_DEPTH, gate, tile_depth
+from headrace.kernels.gpu.one_row import MIN_DEPTH, tile_depth
 from headrace.kernels.layout import Routes
 
 FEW_TOKENS = 4

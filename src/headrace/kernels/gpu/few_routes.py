@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
-from headrace.kernels.gpu.few_rows import MAX_ROWS, MIN_DEPTH, Linear, tile_depth
+from headrace.kernels.gpu.few_rows import MAX_ROWS, Linear
+from headrace.kernels.gpu.one_row import MIN_DEPTH, tile_depth
 from headrace.kernels.gpu.routing import RULES, choose, key_shift
 from headrace.kernels.layout import Routes
 

@@ -8,7 +8,7 @@ Few rows: one kernel reads the packed weights once and widens them in registers;
                 that one shift and one mask give two weights beside each other, as the tensor cores want them
     a weight    0 to 15 in the low bits of a float whose step is 1 there: 128 + value in bfloat16, 1,024 + value in
                 float16, exact; the zero point with the same offset is subtracted (`int4_values.py`)
-    scales      [groups, N] float32, applied to the sums of a group
+    scales      [groups, N] float32, applied to the sums of a group; a zero point is in the last bits of its scale
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch import Tensor
 from headrace.kernels.gpu import few_rows_int4
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.few_rows import GATED
-from headrace.kernels.gpu.few_rows_int4 import Int4Matrix
-from headrace.kernels.gpu.int4_values import value_pairs, zero_pairs
+from headrace.kernels.gpu.int4_values import Int4Matrix, scale_of, value_pairs, with_zeros, zero_of, zero_pairs
 from headrace.kernels.gpu.one_row_int4 import multiply_one_row, takes_one_row
-from headrace.kernels.layout import UnnormedRows
+from headrace.kernels.layout import UnnormedRows, num_rows
 from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
 
 PACK_LEN = 128  # weights of a row that are packed together
@@ -41,10 +40,12 @@ class Int4Linear:
         self._num_columns, self._width = weight.values.shape
         packed = pack(weight.values)
         num_tiles = triton.cdiv(self._num_columns, _MIN_COLUMNS) * (MAX_FUSED_ROWS // _MIN_ROWS)
+        scales = weight.scales.float() if weight.zeros is None else with_zeros(weight.scales, weight.zeros)
         self._matrix = Int4Matrix(
             packed,
-            _per_group(weight.scales, weight.group_len, packed.shape[0]),
-            None if weight.zeros is None else _per_group(weight.zeros, weight.group_len, packed.shape[0]),
+            _per_group(scales, weight.group_len, packed.shape[0]),
+            weight.zeros is not None,
+            self._width,
             PACK_LEN // min(PACK_LEN, weight.group_len),
             torch.zeros(num_tiles, dtype=torch.int32, device=packed.device),
         )
@@ -55,32 +56,30 @@ class Int4Linear:
 
     def takes_unnormed(self, x: Tensor) -> bool:
         """Whether this layer computes the norm before it as well."""
-        return x.shape[0] == 1 and self._order is None and takes_one_row(self._matrix) and self._has_few_rows(x)
+        return self._order is None and self._takes_few_rows(x.shape[0])
 
-    def _has_few_rows(self, x: Tensor, *, is_gated: bool = False) -> bool:
-        is_few = 0 < x.shape[0] <= few_rows_int4.MAX_ROWS
-        return is_few and few_rows_int4.can_multiply(self._num_columns, self._width, is_gated=is_gated)
+    def _takes_few_rows(self, num_rows: int, *, is_gated: bool = False) -> bool:
+        if num_rows == 1:
+            return takes_one_row(self._matrix, is_gated=is_gated)
+        is_few = 1 < num_rows <= few_rows_int4.MAX_ROWS
+        return is_few and few_rows_int4.can_multiply(self._matrix, is_gated=is_gated)
 
     def __call__(self, x: Tensor | UnnormedRows) -> Tensor:  # [T, K] -> [T, N]
-        if isinstance(x, UnnormedRows):
-            return multiply_one_row(self._matrix, x, self._bias)
         return self._multiplied(self._ordered(x))
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
         """Multiplies by gate and up, the halves of the matrix, and applies the activation."""
-        rows = x.x if isinstance(x, UnnormedRows) else x
-        if self._bias is not None or not self._has_few_rows(rows, is_gated=True):
+        if self._bias is not None or not self._takes_few_rows(num_rows(x), is_gated=True):
             return GATED[activation](self(x))
-        if isinstance(x, UnnormedRows):
-            return multiply_one_row(self._matrix, x, activation=activation)
         return self._few_rows(self._ordered(x), None, activation)
 
-    def _ordered(self, x: Tensor) -> Tensor:
-        return x if self._order is None else x.index_select(1, self._order)
+    def _ordered(self, x: Tensor | UnnormedRows) -> Tensor | UnnormedRows:
+        return x if self._order is None or isinstance(x, UnnormedRows) else x.index_select(1, self._order)
 
-    def _multiplied(self, x: Tensor) -> Tensor:
-        if self._has_few_rows(x):
+    def _multiplied(self, x: Tensor | UnnormedRows) -> Tensor:
+        if self._takes_few_rows(num_rows(x)):
             return self._few_rows(x, self._bias)
+        assert isinstance(x, Tensor)
         if x.shape[0] > MAX_FUSED_ROWS:
             return torch.nn.functional.linear(x, self.widened(), self._bias)
         out = torch.empty((x.shape[0], self._num_columns), dtype=self._dtype, device=x.device)
@@ -88,13 +87,12 @@ class Int4Linear:
             self._multiply(x.contiguous(), out)
         return out if self._bias is None else out.add_(self._bias)
 
-    def _few_rows(self, x: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
-        is_one = x.shape[0] == 1 and takes_one_row(self._matrix)
-        multiply = multiply_one_row if is_one else few_rows_int4.multiply_few_rows
+    def _few_rows(self, x: Tensor | UnnormedRows, bias: Tensor | None, activation: str | None = None) -> Tensor:
+        multiply = multiply_one_row if num_rows(x) == 1 else few_rows_int4.multiply_few_rows
         return multiply(self._matrix, x, bias, activation)
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
-        packed, scales, zeros, groups, arrivals = self._matrix
+        packed, scales, has_zeros, _, groups, arrivals = self._matrix
         num_rows, num_blocks = x.shape[0], packed.shape[0]
         rows, columns, num_warps, num_stages = _tile_shape(num_rows, self._num_columns)
         tiles = (triton.cdiv(self._num_columns, columns), triton.cdiv(num_rows, rows))
@@ -104,7 +102,6 @@ class Int4Linear:
             x,
             packed,
             scales,
-            packed if zeros is None else zeros,
             out,
             partial,
             arrivals,
@@ -116,7 +113,7 @@ class Int4Linear:
             ROWS=rows,
             COLUMNS=columns,
             GROUPS=groups,
-            HAS_ZEROS=zeros is not None,
+            HAS_ZEROS=has_zeros,
             HAS_TAIL=self._width % PACK_LEN != 0,
             num_warps=num_warps,
             num_stages=num_stages,
@@ -126,19 +123,18 @@ class Int4Linear:
 
     def widened(self) -> Tensor:  # [N, K]
         """Returns the matrix in the type of the activations."""
-        packed, scales, zeros, groups, _ = self._matrix
+        packed, scales, has_zeros, _, groups, _ = self._matrix
         out = torch.empty((self._num_columns, self._width), dtype=self._dtype, device=packed.device)
         columns = 32
         _widen[(triton.cdiv(self._num_columns, columns), packed.shape[0])](
             packed,
             scales,
-            packed if zeros is None else zeros,
             out,
             self._num_columns,
             self._width,
             COLUMNS=columns,
             GROUPS=groups,
-            HAS_ZEROS=zeros is not None,
+            HAS_ZEROS=has_zeros,
             IS_INTERPRETED=triton.knobs.runtime.interpret,
             num_warps=4,
         )
@@ -189,12 +185,12 @@ def _values(words, zero, PAIR: tl.constexpr, like, IS_INTERPRETED: tl.constexpr)
 
 
 @triton.jit
-def _zero_points(zeros, like, inside, HAS_ZEROS: tl.constexpr, COLUMNS: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+def _zero_points(scale, like, HAS_ZEROS: tl.constexpr, IS_INTERPRETED: tl.constexpr):
     """Returns the zero points of a group as `value_pairs` takes them, [COLUMNS, 1]."""
     if HAS_ZEROS:
-        zero = tl.load(zeros, mask=inside, other=0).to(tl.int32)
+        zero = zero_of(scale)
     else:
-        zero = tl.full([COLUMNS], 8, tl.int32)
+        zero = tl.full(scale.shape, 8, tl.int32)
     return zero_pairs(zero, like.dtype.element_ty, IS_INTERPRETED)[:, None]
 
 
@@ -219,7 +215,6 @@ def _multiply_int4(
     x,  # [T, width]
     packed,
     scales,
-    zeros,
     out,  # [T, num_columns]
     partial,  # [num_splits, T, num_columns] float32
     arrivals,  # one per tile, zero before and after
@@ -254,7 +249,9 @@ def _multiply_int4(
         for part in tl.static_range(GROUPS):
             group = tl.cast(block * GROUPS + part, tl.int64) * num_columns + columns
             scale = tl.load(scales + group, mask=inside, other=0.0)
-            zero = _zero_points(zeros + group, x, inside, HAS_ZEROS, COLUMNS, IS_INTERPRETED)
+            zero = _zero_points(scale, x, HAS_ZEROS, IS_INTERPRETED)
+            if HAS_ZEROS:
+                scale = scale_of(scale)
             depth = block * 128 + part * DEPTH
             is_inside = is_row
             if HAS_TAIL:
@@ -282,7 +279,6 @@ def _multiply_int4(
 def _widen(
     packed,
     scales,
-    zeros,
     out,  # [num_columns, width]
     num_columns,
     width,
@@ -300,7 +296,9 @@ def _widen(
     for index in tl.static_range(4):
         group = (block * GROUPS + index * GROUPS // 4) * num_columns + columns
         scale = tl.load(scales + group, mask=inside, other=0.0)
-        zero = _zero_points(zeros + group, out, inside, HAS_ZEROS, COLUMNS, IS_INTERPRETED)
+        zero = _zero_points(scale, out, HAS_ZEROS, IS_INTERPRETED)
+        if HAS_ZEROS:
+            scale = scale_of(scale)
         weight = _values(words, zero, index, out, IS_INTERPRETED).to(tl.float32) * scale[:, None]
         depth = block * 128 + index * 32 + depths[None, :]
         where = out + columns[:, None].to(tl.int64) * width + depth

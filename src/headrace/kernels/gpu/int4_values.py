@@ -1,9 +1,51 @@
-"""Widens weights of four bits in registers, two in two instructions (see `int4.py` for their form in memory)."""
+"""A matrix of four bits in memory (see `int4.py` for its form), and how kernels widen its weights in registers, two in
+two instructions."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+_ZERO_BITS = 31  # zero points are 0 to 16
+
+
+class Int4Matrix(NamedTuple):
+    packed: Tensor  # [K / 128, N, 16] int32
+    scales: Tensor  # [groups, N] float32; with zero points, these are the last five bits (`zero_of`)
+    has_zeros: bool
+    width: int  # K
+    groups: int  # of 128 weights: 1, 2 or 4
+    arrivals: Tensor  # int32, one per tile or more, zeros before and after each kernel
+
+    @property
+    def num_columns(self) -> int:
+        return self.packed.shape[1]
+
+
+def with_zeros(scales: Tensor, zeros: Tensor) -> Tensor:
+    """Puts zero points into the last bits of float32 scales, which then come in one load. The scale that `scale_of`
+    returns differs by at most 2**-19 of it, as `rounded` says."""
+    return (rounded(scales).view(torch.int32) | zeros.int()).view(torch.float32)
+
+
+def rounded(scales: Tensor) -> Tensor:
+    """The scales without the bits that zero points take."""
+    return ((scales.float().view(torch.int32) + _ZERO_BITS // 2 + 1) & ~_ZERO_BITS).view(torch.float32)
+
+
+@triton.jit
+def zero_of(scales):
+    return scales.to(tl.int32, bitcast=True) & 31
+
+
+@triton.jit
+def scale_of(scales):
+    return (scales.to(tl.int32, bitcast=True) & -32).to(tl.float32, bitcast=True)
+
 
 # A pair of values in the low bits of two floats, then minus the zero point: two instructions for two weights. The
 # compiler would take five. `fma` by one, since older GPUs have no subtraction of bfloat16.
