@@ -43,9 +43,9 @@ _seen: dict[Matrix, Tile] = {}
 _row_tile, _few_rows_tile, _int4_tile = one_row.row_tile, few_rows.few_rows_tile, few_rows_int4.few_rows_tile
 
 
-def chosen_row_tile(num_columns: int, width: int, element_size: int, *, has_norm: bool, is_gated: bool) -> RowTile:
+def chosen_row_tile(num_columns: int, width: int, *, has_norm: bool, is_gated: bool) -> RowTile:
     matrix = (num_columns, width, is_gated)
-    _seen[matrix] = _row_tile(num_columns, width, element_size, has_norm=has_norm, is_gated=is_gated)
+    _seen[matrix] = _row_tile(num_columns, width, has_norm=has_norm, is_gated=is_gated)
     return _tiles.get(matrix, _seen[matrix])  # type: ignore[return-value]
 
 
@@ -151,10 +151,9 @@ def tiles_to_try(matrix: Matrix, num_rows: int, quantization: str | None) -> lis
     found: list[Tile] = []
     if quantization == "int4":
         return int4_tiles(matrix)
-    element_size = 1 if quantization else 2
-    if num_rows == 1:
+    if num_rows == 1 and quantization is None:
         for columns, depth, warps in itertools.product((2, 4, 8, 16), (512, 1024, 2048, 4096), (2, 4, 8)):
-            num_bytes = columns * depth * element_size * (2 if is_gated else 1) // (32 * warps)  # to a thread
+            num_bytes = columns * depth * 2 * (2 if is_gated else 1) // (32 * warps)  # to a thread
             if width % depth == 0 and 32 <= num_bytes <= 256:
                 found.append(RowTile(columns, depth, warps, 1))
         return found

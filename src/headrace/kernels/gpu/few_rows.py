@@ -1,7 +1,8 @@
 """Linear layers of a step with few tokens, where weights are read as fast as memory allows and little is computed.
 
-    one row        without tensor cores, with the RMS norm before it and the gated activation after it (`one_row.py`)
-    2 to 16 rows   `_multiply_rows`: on tensor cores, with the gated activation after it
+    one row        in the type of the weights: without tensor cores, with the RMS norm before it and the gated
+                   activation after it (`one_row.py`)
+    up to 16 rows  `_multiply_rows`: on tensor cores, with the gated activation after it
     more           left to the class of the layer, as is a large head with more than one row
 
 Weights are in the type of the activations, or in eight bits with scales. Eight bits are not widened for tensor cores,
@@ -29,15 +30,7 @@ from headrace.kernels.gpu.dependent_launch import (
     let_next_start,
     wait_for_kernels_before,
 )
-from headrace.kernels.gpu.one_row import (
-    LARGE,
-    MIN_DEPTH,
-    PER_BLOCK,
-    PER_COLUMN,
-    SCALED_LEN,
-    UNSCALED,
-    multiply_one_row,
-)
+from headrace.kernels.gpu.one_row import LARGE, MIN_DEPTH, multiply_one_row
 from headrace.kernels.gpu.row_parts import split_rows, sum_of_parts
 from headrace.kernels.gpu.shared_memory import fitting_stages
 from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows, num_rows
@@ -47,6 +40,10 @@ _ROWS_BLOCK = 16  # the smallest side of a tensor core product
 _TILE_COLUMNS = 64  # tensor cores take 64 rows of the weight
 _MANY_TILES = 64
 _MIN_STAGES = 2
+UNSCALED = 0  # how a weight is scaled
+PER_COLUMN: tl.constexpr = tl.constexpr(1)
+PER_BLOCK: tl.constexpr = tl.constexpr(2)
+SCALED_LEN: tl.constexpr = tl.constexpr(128)  # of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,8 @@ class FewRowsLinear:
 
     def takes_few_rows(self, num_rows: int) -> bool:
         """Whether the kernels of this file multiply so many."""
-        return self._is_fast if num_rows == 1 else 1 < num_rows <= MAX_ROWS and self._has_whole_tiles
+        is_one = num_rows == 1 and self.scales is None
+        return self._is_fast if is_one else 0 < num_rows <= MAX_ROWS and self._has_whole_tiles
 
     @property
     def _is_fast(self) -> bool:
@@ -85,7 +83,7 @@ class FewRowsLinear:
         if isinstance(x, Fp8Rows) or not self.takes_few_rows(num_rows(x)):
             assert not isinstance(x, UnnormedRows)
             return self._many_rows(x)
-        return self._one_row(x) if num_rows(x) == 1 else self._few_rows(x)
+        return self._few_rows(x)
 
     def _many_rows(self, x: Tensor | Fp8Rows) -> Tensor:
         raise NotImplementedError
@@ -95,13 +93,12 @@ class FewRowsLinear:
         is_fast = self._is_fast and self.bias is None and self.weight.shape[0] % (2 * _TILE_COLUMNS) == 0
         if not is_fast or not 0 < num_rows(x) <= MAX_ROWS:
             return GATED[activation](self(x))
-        return self._one_row(x, activation) if num_rows(x) == 1 else self._few_rows(x, activation)
-
-    def _one_row(self, row: Tensor | UnnormedRows, activation: str | None = None) -> Tensor:
-        return multiply_one_row(row, self.weight, self.scales, self._scaling, self.bias, activation)
+        return self._few_rows(x, activation)
 
     def _few_rows(self, rows: Tensor | UnnormedRows, activation: str | None = None) -> Tensor:
         x = rows.x if isinstance(rows, UnnormedRows) else rows
+        if self.scales is None and x.shape[0] == 1:
+            return multiply_one_row(rows, self.weight, self.bias, activation)
         width, num_matrices = self.weight.shape[1], 1 if activation is None else 2
         num_columns = self.weight.shape[0] // num_matrices
         out = torch.empty((x.shape[0], num_columns), dtype=x.dtype, device=x.device)

@@ -1,5 +1,5 @@
-"""One row times weights in its own type, or in eight bits with scales, without tensor cores: each program multiplies a
-few rows of the weight by x. The RMS norm before it and the gated activation after it are part of it. Its first weights
+"""One row times weights in its own type, without tensor cores: each program multiplies a few rows of the weight by x.
+ The RMS norm before it and the gated activation after it are part of it. Its first weights
 are loaded before the kernel before it has ended (`dependent_launch`).
 
 Launch parameters: the best of sweeps on an H200 (`benchmarks/layer_time.py`), 2026-11-17, over shapes of 1B and 8B
@@ -23,17 +23,11 @@ MIN_DEPTH = 128  # of a tile
 LARGE = 1 << 26  # elements of a weight, such as the head's; the loads of larger ones are pipelined
 _WIDE = 8192
 _MANY_COLUMNS = 1024
-UNSCALED = 0  # how a weight is scaled
-PER_COLUMN: tl.constexpr = tl.constexpr(1)
-PER_BLOCK: tl.constexpr = tl.constexpr(2)
-SCALED_LEN: tl.constexpr = tl.constexpr(128)  # of a block
 
 
 def multiply_one_row(
     row: Tensor | UnnormedRows,  # [1, K]
     weight: Tensor,  # [N, K]
-    scales: Tensor | None,
-    scaling: int,
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
@@ -43,9 +37,7 @@ def multiply_one_row(
     x = row.x if isinstance(row, UnnormedRows) else row
     num_columns, width = weight.shape
     num_columns //= 1 if activation is None else 2
-    tile = row_tile(
-        num_columns, width, weight.element_size(), has_norm=norm is not None, is_gated=activation is not None
-    )
+    tile = row_tile(num_columns, width, has_norm=norm is not None, is_gated=activation is not None)
     assert tile.stages == 1 or norm is None or norm.normed is None
     out = torch.empty((1, num_columns), dtype=x.dtype, device=x.device)
     residual = None if norm is None else norm.residual
@@ -56,7 +48,6 @@ def multiply_one_row(
         x if norm is None or norm.total is None else norm.total,
         x if norm is None or norm.normed is None else norm.normed,
         weight,
-        weight if scales is None else scales,
         x if bias is None else bias,
         out,
         0.0 if norm is None else norm.eps,
@@ -69,7 +60,6 @@ def multiply_one_row(
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
         KEEPS_NORMED=norm is not None and norm.normed is not None,
-        SCALING=scaling,
         HAS_BIAS=bias is not None,
         ACTIVATION=ACTIVATIONS[activation],
         num_warps=tile.num_warps,
@@ -85,22 +75,16 @@ class RowTile(NamedTuple):
     stages: int  # of the loop over the depth; 1: the next tile is loaded by hand, the first before the wait
 
 
-def row_tile(num_columns: int, width: int, element_size: int, *, has_norm: bool, is_gated: bool) -> RowTile:
+def row_tile(num_columns: int, width: int, *, has_norm: bool, is_gated: bool) -> RowTile:
     """The best in graphs of whole decode layers: what is best in a chain of GEMMs is not best between other kernels."""
     if num_columns * width > LARGE:
         return RowTile(16, tile_depth(width, 512), 4, 3)
-    if element_size == 1:
-        return RowTile(4, tile_depth(width, 2048), 8, 1) if is_gated else RowTile(8, _narrow_depth(width), 4, 1)
     if is_gated:
         depth = tile_depth(width, 4096)
         return RowTile(2 if depth > 1024 else 4, depth, 4, 1)
     if width > _WIDE or (has_norm and num_columns >= _MANY_COLUMNS):
         return RowTile(8, tile_depth(width, 1024), 4, 1)
     return RowTile(4, tile_depth(width, 2048), 4, 1)
-
-
-def _narrow_depth(width: int) -> int:
-    return tile_depth(width, 1024 if width > _WIDE else 2048)
 
 
 def tile_depth(width: int, largest: int) -> int:
@@ -118,7 +102,6 @@ def _multiply_row(
     total,
     normed,
     weight,
-    scales,
     bias,
     out,
     eps,
@@ -131,7 +114,6 @@ def _multiply_row(
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     KEEPS_NORMED: tl.constexpr,
-    SCALING: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -139,8 +121,7 @@ def _multiply_row(
     """Computes COLUMNS elements of the product of one row; with an activation, of both halves of the weight. The first
     program also stores the normed row, if it is wanted."""
     let_next_start(IS_DEPENDENT)
-    first_column = tl.program_id(0) * COLUMNS
-    columns = first_column + tl.arange(0, COLUMNS)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depths = tl.arange(0, DEPTH)
     first_at = weight + columns[:, None].to(tl.int64) * WIDTH + depths[None, :]
     second_at = first_at + num_columns.to(tl.int64) * WIDTH  # of the gate is up
@@ -164,10 +145,9 @@ def _multiply_row(
             if KEEPS_NORMED:
                 if tl.program_id(0) == 0:
                     tl.store(normed + depth + depths, row.to(normed.dtype.element_ty))
-            sums += first.to(tl.float32) * _scaled_part(row, scales, first_column, depth + depths, WIDTH, SCALING)
+            sums += first.to(tl.float32) * row[None, :]
             if ACTIVATION:
-                up_row = _scaled_part(row, scales, num_columns + first_column, depth + depths, WIDTH, SCALING)
-                up_sums += second.to(tl.float32) * up_row
+                up_sums += second.to(tl.float32) * row[None, :]
             if depth + DEPTH < WIDTH:
                 first = next_first
                 if ACTIVATION:
@@ -175,21 +155,14 @@ def _multiply_row(
     else:
         for depth in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
             row = _normed_part(x, residual, gain, norm, depth + depths, HAS_NORM, HAS_RESIDUAL)
-            first_row = _scaled_part(row, scales, first_column, depth + depths, WIDTH, SCALING)
-            sums += tl.load(first_at + depth).to(tl.float32) * first_row
+            sums += tl.load(first_at + depth).to(tl.float32) * row[None, :]
             if ACTIVATION:
-                up_row = _scaled_part(row, scales, num_columns + first_column, depth + depths, WIDTH, SCALING)
-                up_sums += tl.load(second_at + depth).to(tl.float32) * up_row
+                up_sums += tl.load(second_at + depth).to(tl.float32) * row[None, :]
     product = tl.sum(sums, axis=1)
-    if SCALING == PER_COLUMN:
-        product *= tl.load(scales + columns)
     if HAS_BIAS:
         product += tl.load(bias + columns).to(tl.float32)
     if ACTIVATION:
-        up = tl.sum(up_sums, axis=1)
-        if SCALING == PER_COLUMN:
-            up *= tl.load(scales + num_columns + columns)
-        product = gate(product, up, out, ACTIVATION)
+        product = gate(product, tl.sum(up_sums, axis=1), out, ACTIVATION)
     tl.store(out + columns, product.to(out.dtype.element_ty))
 
 
@@ -218,12 +191,3 @@ def _normed_part(x, residual, gain, scale, columns, HAS_NORM: tl.constexpr, HAS_
     if HAS_NORM:
         row = (row.to(tl.float32) * scale * tl.load(gain + columns)).to(x.dtype.element_ty)
     return row.to(tl.float32)
-
-
-@triton.jit
-def _scaled_part(row, scales, first_column, depths, WIDTH: tl.constexpr, SCALING: tl.constexpr):
-    """Multiplies a part of the row by the scales of the blocks of weights from `first_column` on, all in one block."""
-    if SCALING == PER_BLOCK:
-        blocks: tl.constexpr = (WIDTH + SCALED_LEN - 1) // SCALED_LEN
-        row *= tl.load(scales + first_column // SCALED_LEN * blocks + depths // SCALED_LEN)
-    return row[None, :]
