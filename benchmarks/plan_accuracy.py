@@ -5,9 +5,10 @@
 
 Fitted on: llama-3.2-1b and llama-3.1-8b, in bfloat16 and FP8, and the mixture qwen3-30b-a3b with the chat workload and
 with one sequence. Held out, never seen by the fit: every record of llama-3.2-3b and of qwen3-8b, and 16 sequences of
-qwen3-30b-a3b. Of each model, workload and number format only the newest record counts. Records of 16 sequences and of
-one sequence, 512 tokens in and 512 out, are from `few-h200.jsonl`. Those of the server with 16 clients are left out:
-they are older than the kernels for few sequences.
+qwen3-30b-a3b, and 4 sequences of llama-3.1-8b in four and eight bits. Of each model, workload and number format only
+the newest record counts. Records of 16 sequences and of one sequence, 512 tokens in and 512 out, are from
+`few-h200.jsonl`, those in four and eight bits, 64 in and 256 out, from `quantized-speed-h200.json`. Those of the server
+with 16 clients are left out: they are older than the kernels for few sequences.
 
 The constants go to src/headrace/plan/constants.py by hand: a test compares the two.
 """
@@ -40,7 +41,10 @@ RECORD = RESULTS / "plan-accuracy.json"
 OFFLINE_FILES = ("offline-h200.jsonl", "restructure-h200.jsonl")  # newer records last
 FEW = {"few": [(512, 512)] * 16, "alone": [(512, 512)]}
 HELD_OUT_MODELS = ("llama-3.2-3b", "qwen3-8b")
-HELD_OUT_ROWS = (("qwen3-30b-a3b", "few"),)
+HELD_OUT_ROWS = (("qwen3-30b-a3b", "few"), ("llama-3.1-8b", "short 4"))
+PRECISIONS = {"bfloat16": Precision(), "fp8": Precision("fp8", "fp8")}
+FEW_PACKED = {"fp8 weights": Precision("fp8"), "int8": Precision("int8"), "int4": Precision("int4")}
+PRECISIONS |= FEW_PACKED
 MAX_HELD_OUT_ERROR = 0.15
 
 # The fit starts here, at what single kernels were measured to reach, and may leave each by about this factor.
@@ -58,6 +62,8 @@ START = Constants(
     layer_seconds=29e-6,  # fitted when 16 sequences and one had no kernels of their own; no record has 17 to 64
     few_layer_seconds=20e-6,
     one_layer_seconds=10e-6,
+    packed_layer_seconds=32e-6,
+    packed_row_seconds=0.75e-6,
     seq_layer_seconds=1e-8,
     step_seconds=1e-4,
     request_seconds=2e-5,
@@ -74,6 +80,8 @@ LOOSE = {
     "layer_seconds": 1.1,
     "few_layer_seconds": 2.0,
     "one_layer_seconds": 2.0,
+    "packed_layer_seconds": 2.0,
+    "packed_row_seconds": 2.0,
     "few_mixture_layer_seconds": 3.0,
     "seq_layer_seconds": 2.0,
     "mixture_layer_seconds": 3.0,
@@ -103,7 +111,7 @@ class Case:
 
     @property
     def precision(self) -> Precision:
-        return Precision("fp8", "fp8") if self.dtype == "fp8" else Precision()
+        return PRECISIONS[self.dtype]
 
     def predicted(self, constants: Constants) -> float:
         machine = Machine(find_gpu("H200"), constants)
@@ -112,7 +120,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    return [*_offline_cases(), *_few_cases()]
+    return [*_offline_cases(), *_few_cases(), *_short_cases()]
 
 
 def _offline_cases() -> Iterator[Case]:
@@ -128,12 +136,24 @@ def _few_cases() -> Iterator[Case]:
         yield _case(model, workload, dtype, row["seconds"], row["commit"], row["num_steps"], lengths)
 
 
+def _short_cases() -> Iterator[Case]:
+    """Few sequences in four and eight bits."""
+    found = json.loads((RESULTS / "quantized-speed-h200.json").read_text(encoding="utf-8"))
+    names = {"fp8": "fp8 weights", "int8": "int8", "int4": "int4"}
+    for row in found["formats"]:
+        for count in (1, 4, 16) if row["format"] in names else ():
+            lengths = of_lengths(f"short {count}", [(64, 256)] * count)
+            seconds = round(count * 256 / row[f"{count} sequences"], 4)
+            yield _case(found["model"], f"short {count}", names[row["format"]], seconds, found["commit"], None, lengths)
+
+
 def _case(
     model: str, workload: str, dtype: str, seconds: float, commit: str, num_steps: int | None, lengths: Workload
 ) -> Case:
     """Settings are the planned ones, not the recorded ones: what a user of `headrace plan` gets."""
-    precision = Precision("fp8", "fp8") if dtype == "fp8" else Precision()
-    settings = fit_memory(find_shape(model), find_gpu("H200"), precision, PlanSettings(max_model_len=4096)).settings
+    settings = fit_memory(
+        find_shape(model), find_gpu("H200"), PRECISIONS[dtype], PlanSettings(max_model_len=4096)
+    ).settings
     assert settings is not None, f"{model} does not fit"
     limits = limits_of(settings)
     is_held_out = model in HELD_OUT_MODELS or (model, workload) in HELD_OUT_ROWS

@@ -20,8 +20,8 @@ class Constants:
     """Shares of the data sheet's rates that the engine reaches, and fixed times in seconds."""
 
     weight_reads: float  # of the memory bandwidth, when weights are read by small batches
-    few_weight_reads: float  # the same in steps of up to `FEW_ROWS` tokens, which have kernels of their own in 16 bits
-    weight_reads_fp8: float  # the same for FP8, whose GEMMs are slow with few rows
+    few_weight_reads: float  # the same in steps of up to `FEW_ROWS` tokens, which have kernels of their own
+    weight_reads_fp8: float  # the same for FP8 with more tokens
     cache_reads: float  # of the memory bandwidth, by decode attention
     gemm: float  # of the 16-bit rate, by large GEMMs
     gemm_fp8: float  # of the 8-bit rate
@@ -32,6 +32,8 @@ class Constants:
     layer_seconds: float  # per layer and step: gaps between kernels, and kernels too small to fill the device
     few_layer_seconds: float  # the same in steps of 2 to `FEW_ROWS` tokens in 16 bits
     one_layer_seconds: float  # the same in steps of one token in 16 bits
+    packed_layer_seconds: float  # the same in steps of up to `FEW_ROWS` tokens in four and eight bits
+    packed_row_seconds: float  # and per token of them
     seq_layer_seconds: float  # per decoding sequence, layer and step
     step_seconds: float  # per step: sampling, tables, graph launch
     request_seconds: float  # per request: host time that is not hidden
@@ -41,25 +43,27 @@ class Constants:
 
 
 H200 = Constants(
-    weight_reads=0.917,
-    few_weight_reads=0.892,
+    weight_reads=0.911,
+    few_weight_reads=0.926,
     weight_reads_fp8=0.461,
-    cache_reads=0.947,
-    gemm=0.697,
-    gemm_fp8=0.678,
+    cache_reads=0.948,
+    gemm=0.696,
+    gemm_fp8=0.672,
     narrow=255.0,
     prefill_attention=0.426,
-    activations=0.912,
-    quantize=0.971,
+    activations=0.895,
+    quantize=0.899,
     layer_seconds=2.85e-05,
-    few_layer_seconds=2.1e-05,
-    one_layer_seconds=8.74e-06,
-    seq_layer_seconds=1.35e-08,
-    step_seconds=8.63e-05,
-    request_seconds=2.42e-05,
+    few_layer_seconds=2.19e-05,
+    one_layer_seconds=9.55e-06,
+    packed_layer_seconds=3.09e-05,
+    packed_row_seconds=4.81e-07,
+    seq_layer_seconds=1.33e-08,
+    step_seconds=8.84e-05,
+    request_seconds=2.41e-05,
     mixture_layer_seconds=1.55e-05,
-    few_mixture_layer_seconds=9.67e-06,
-    mixture_gemm=0.256,
+    few_mixture_layer_seconds=9.76e-06,
+    mixture_gemm=0.257,
 )
 
 # Shares of what `hostprobe` measures with NumPy, not of a data sheet; set by hand from a few runs, see docs/plan.md.
@@ -77,6 +81,8 @@ CPU = Constants(
     layer_seconds=1e-4,
     few_layer_seconds=1e-4,
     one_layer_seconds=1e-4,
+    packed_layer_seconds=1e-4,
+    packed_row_seconds=1e-9,
     seq_layer_seconds=1e-6,
     step_seconds=1e-3,
     request_seconds=2e-4,
@@ -108,10 +114,12 @@ class Measured:
         return f"±{self.max_error:.0%}: the largest error on {self.num_records} {which} {MEASURED_GPU} records"
 
 
+FEW_PACKED = "few sequences in four and eight bits"
 # From benchmarks/results/plan-accuracy.json; tests/plan/test_accuracy.py compares.
 ERRORS = {
-    "16 bits": Measured(0.06, 6, is_held_out=True),
+    "16 bits": Measured(0.07, 6, is_held_out=True),
     "FP8": Measured(0.07, 4, is_held_out=False),
+    FEW_PACKED: Measured(0.06, 3, is_held_out=True),
 }
 MAX_MIXTURE_SEQS = 16  # of the held-out record of a mixture
 
@@ -128,15 +136,16 @@ def error_band(
         return ErrorBand(None, "not measured with layers in host memory; the rate of the copies is assumed")
     if num_gpus > 1:
         return ErrorBand(None, f"not measured on several GPUs; constants from one {MEASURED_GPU}")
-    if precision.weights in ("int4", "int8"):
-        return ErrorBand(None, f"not measured in {precision.label}; constants from 16 bits and FP8")
+    if precision.weights in ("int4", "int8") and max_running > FEW_ROWS:
+        return ErrorBand(None, f"not measured in {precision.label} with more than {FEW_ROWS} sequences")
     if shape.why_not_run is not None:
         return ErrorBand(None, "not measured: Headrace does not run this model")
     if shape.spec is not None and (shape.spec.latent is not None or shape.spec.gemma3n is not None):
         return ErrorBand(None, f"not measured: layers of {shape.spec.family} are of a kind without a record")
-    if shape.has_mixture and precision.weights == "fp8":
+    if shape.has_mixture and precision.is_quantized:
         return ErrorBand(None, "not measured: mixtures were measured in 16 bits only")
     if shape.has_mixture and max_running > MAX_MIXTURE_SEQS:
         return ErrorBand(None, f"fitted: mixtures with more than {MAX_MIXTURE_SEQS} sequences rest on one record")
-    found = ERRORS["FP8" if precision.weights == "fp8" else "16 bits"]
+    kind = "16 bits" if not precision.is_quantized else "FP8" if max_running > FEW_ROWS else FEW_PACKED
+    found = ERRORS[kind]
     return ErrorBand(found.max_error, found.text)

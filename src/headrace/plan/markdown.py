@@ -8,6 +8,8 @@ from typing import Any
 from headrace.plan.gpus import GIB, GPUS
 
 _WORKLOADS = {"few": "16 sequences of 512 in, 512 out", "alone": "one sequence of 512 in, 512 out"}
+_WORKLOADS |= {f"short {count}": f"{count} of 64 in, 256 out" for count in (1, 4, 16)}
+_FORMATS = {"bfloat16": "bf16", "fp8": "FP8", "fp8 weights": "FP8, cache bf16", "int8": "INT8", "int4": "INT4"}
 
 
 def accuracy_table(record: Mapping[str, Any]) -> str:
@@ -19,7 +21,7 @@ def accuracy_table(record: Mapping[str, Any]) -> str:
             (
                 row["model"],
                 _WORKLOADS.get(row["workload"], row["workload"]),
-                "FP8" if row["dtype"] == "fp8" else "bf16",
+                _FORMATS[row["dtype"]],
                 f"{row['measured_s']:.2f}",
                 f"{row['predicted_s']:.2f}",
                 f"{row['error']:+.1%}".replace("%", " %"),

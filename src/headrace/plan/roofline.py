@@ -114,10 +114,15 @@ def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine
         chosen = chosen * imbalance(tokens * moe.num_chosen, num_ranks)
         flops = flops + chosen / machine.constants.mixture_gemm
     constants = machine.constants
-    share: FloatArray | float = constants.weight_reads_fp8
-    if precision.weights not in ("fp8", "int8"):
-        share = np.where(tokens <= FEW_ROWS, constants.few_weight_reads, constants.weight_reads)
+    many = constants.weight_reads_fp8 if precision.weights in ("fp8", "int8") else constants.weight_reads
+    share = np.where(_has_few(tokens, shape, precision), constants.few_weight_reads, many)
     return _corner(read, flops, _gemm_rate(precision, shape, machine), share, machine) * (tokens > 0)
+
+
+def _has_few(tokens: FloatArray, shape: ModelShape, precision: Precision) -> FloatArray:
+    """Whether the kernels for few rows compute a step. Experts in eight bits have none."""
+    has_kernels = not (shape.has_mixture and precision.is_quantized)
+    return np.asarray((tokens <= FEW_ROWS) & has_kernels)
 
 
 def _head(sampled: FloatArray, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
@@ -182,8 +187,11 @@ def _other(tokens: FloatArray, steps: Steps, shape: ModelShape, precision: Preci
     factor = constants.activations + (constants.quantize if precision.weights in ("fp8", "int8") else 0.0)
     traffic = tokens * elements * precision.plain_bytes * factor / gpu.bandwidth / machine.tensor_parallel
     logits = steps.sampled * shape.vocab_size * 2 * precision.plain_bytes / gpu.bandwidth
-    is_few = (tokens <= FEW_ROWS) & (precision.weights not in ("fp8", "int8"))
-    few = np.where(tokens <= 1, constants.one_layer_seconds, constants.few_layer_seconds)
+    is_few = _has_few(tokens, shape, precision)
+    if precision.is_quantized:
+        few = constants.packed_layer_seconds + constants.packed_row_seconds * tokens
+    else:
+        few = np.where(tokens <= 1, constants.one_layer_seconds, constants.few_layer_seconds)
     layers = np.where(is_few, few, constants.layer_seconds)
     fixed = constants.step_seconds + shape.num_layers * layers
     if shape.experts is not None:
