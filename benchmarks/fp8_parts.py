@@ -3,6 +3,7 @@
     python benchmarks/fp8_parts.py --json benchmarks/results/fp8-parts-cpu.json
     python benchmarks/fp8_parts.py --keys --windows 8 --data docs --json benchmarks/results/fp8-keys-cpu.json
     python benchmarks/fp8_parts.py --inputs --windows 4 --data docs --json benchmarks/results/fp8-inputs-cpu.json
+    python benchmarks/fp8_parts.py --row-parts --windows 4 --json benchmarks/results/row-parts-cpu.json
     python benchmarks/fp8_parts.py --balance --windows 8 --data docs --json benchmarks/results/fp8-balance-cpu.json
 
 Sums are in float32 and everything else is unrounded, so a row has the cost of its own rounding alone. The text is that
@@ -65,6 +66,7 @@ class Variant:
     has_input_groups: bool = False  # a scale per 128 inputs of a token instead of one
     balanced: frozenset[str] = frozenset()  # inputs whose channels are divided by the root of their largest value
     mixed: frozenset[str] = frozenset()  # inputs that are multiplied by a Hadamard matrix over each 64 channels
+    input_rounding: Rounding | None = None  # instead of FP8 or INT8
 
 
 def fp8_rows(x: Tensor) -> Tensor:
@@ -73,6 +75,23 @@ def fp8_rows(x: Tensor) -> Tensor:
 
 def int8_rows(x: Tensor) -> Tensor:
     return dequantize(quantize_int8(x))
+
+
+def bf16_rows(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def fp8_parts_of_rows(x: Tensor) -> Tensor:
+    """As GPU kernels split few rows in bfloat16 (`kernels/gpu/row_parts.py`)."""
+    units = bf16_rows(x).abs().amax(-1, keepdim=True).clamp(min=1e-30) / 448
+    wide = bf16_rows(x) / units
+    high = wide.to(FP8).float()
+    return (high + (wide - high).to(FP8).float()) * units
+
+
+def integer_parts_of_rows(x: Tensor) -> Tensor:
+    units = bf16_rows(x).abs().amax(-1, keepdim=True).clamp(min=1e-30) / (127 * 256)
+    return (bf16_rows(x) / units).round() * units
 
 
 def fp8_groups(x: Tensor) -> Tensor:
@@ -169,7 +188,7 @@ def rounded_layer(variant: Variant, layer: Layer) -> Layer:
         linear: Linear = getattr(owner, part)
         is_compensated = variant.is_compensated and part in variant.weights
         of_weight = rounding if part in variant.weights and not is_compensated else None
-        of_input = fp8_groups if variant.has_input_groups else rounding
+        of_input = variant.input_rounding or (fp8_groups if variant.has_input_groups else rounding)
         if part in variant.balanced:
             of_input = balanced_rows(linear.largest)
         elif part in variant.mixed:
@@ -406,6 +425,17 @@ def input_variants(num_layers: int) -> dict[str, Variant]:
     return found
 
 
+def row_part_variants() -> dict[str, Variant]:
+    """How exact the rows of small steps on a GPU are: two parts of eight bits each."""
+    roundings = {
+        "FP8": None,
+        "bfloat16": bf16_rows,
+        "two FP8 parts of bfloat16": fp8_parts_of_rows,
+        "two integer parts of bfloat16": integer_parts_of_rows,
+    }
+    return {f"inputs in {name}": Variant(inputs=EVERY, input_rounding=each) for name, each in roundings.items()}
+
+
 def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
     """`loudest`: the layers in order of the largest input of their down projection."""
     last = decoder.spec.num_layers - 1
@@ -461,8 +491,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of rows; default: all")
     parser.add_argument("--keys", action="store_true", help="the rows about keys, and about all parts together")
     parser.add_argument("--inputs", action="store_true", help="the rows about inputs of linear layers")
+    parser.add_argument("--row-parts", action="store_true", help="the rows about inputs as two parts of eight bits")
     parser.add_argument("--balance", action="store_true", help="the rows about balanced keys, and keys in INT8")
-    parser.add_argument("--data", type=Path, help="folder of Markdown files, needed by the three options before")
+    parser.add_argument("--data", type=Path, help="folder of Markdown files, for --keys, --inputs, --balance")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     decoder = load(given.model)
@@ -476,6 +507,8 @@ def main() -> None:
             chosen = balance_variants(decoder, data)
         else:
             chosen = (key_variants if given.keys else input_variants)(decoder.spec.num_layers)
+    elif given.row_parts:
+        chosen = row_part_variants()
     else:
         chosen = variants(decoder, loudest_layers(decoder, windows))
     if given.only:
