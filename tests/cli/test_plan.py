@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from headrace.cli.main import main
+from headrace.plan.constants import ERRORS
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -35,7 +36,8 @@ def test_a_plan_imports_no_torch() -> None:
 
 def test_a_plan_shows_memory_speed_formats_and_its_error(capsys: pytest.CaptureFixture[str]) -> None:
     text = plan(capsys, "llama-3.1-8b", "--gpu", "H200")
-    for part in ("weights", "KV cache", "longest context", "TTFT", "TPOT", "FP8", "INT4", "±6%", "an assumption"):
+    error = f"±{ERRORS['16 bits'].max_error:.0%}"
+    for part in ("weights", "KV cache", "longest context", "TTFT", "TPOT", "FP8", "INT4", error, "an assumption"):
         assert part in text
 
 

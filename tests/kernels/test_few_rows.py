@@ -100,8 +100,12 @@ KINDS = ("int8", "fp8", "fp8 in blocks")
 
 
 def eight_bits(place: Place, kind: str, num_columns: int, width: int) -> tuple[FewRowsLinear, Tensor]:
-    """A layer with weights in eight bits, and their values."""
-    weight = torch.randn(num_columns, width, device=place.device) * width**-0.5
+    return of_eight_bits(place, kind, torch.randn(num_columns, width, device=place.device) * width**-0.5)
+
+
+def of_eight_bits(place: Place, kind: str, weight: Tensor) -> tuple[FewRowsLinear, Tensor]:
+    """A layer with these weights in eight bits, and their values."""
+    num_columns, width = weight.shape
     if kind == "int8":
         int8 = quantize_int8(weight)
         return ScaledLinear.of(int8, None, place.dtype), dequantize(int8)
@@ -151,6 +155,15 @@ def test_gate_up_and_activation_are_one_operation_with_weights_in_eight_bits(
     found = linear.gated(x, "silu")
     expected = reference.silu_and_mul((x.float() @ weight.t()).to(place.dtype))
     assert relative_error(found, expected) < 2 * error_of(place, kind)
+
+
+@cases("width", gpu=[(1024,), (16384,)], interpreted=[(16384,)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_equal_signs_do_not_overflow(place: Place, kind: str, width: int) -> None:
+    """Of the largest values: integers of eight bits times integers of 16 bits."""
+    linear, weight = of_eight_bits(place, kind, torch.ones(64, width, device=place.device))
+    x = torch.ones(2, width, dtype=place.dtype, device=place.device)
+    assert relative_error(linear(x), x.float() @ weight.t()) < error_of(place, kind)
 
 
 @cases("num_rows", gpu=[(1,), (2,), (16,)], interpreted=[(1,), (3,)])

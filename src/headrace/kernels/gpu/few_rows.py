@@ -250,9 +250,11 @@ def _multiply_rows(
     is_row = rows[None, :] < num_rows
     if SCALING:
         unit = tl.load(units + rows, mask=rows < num_rows, other=0.0)
-        sums = sum_of_parts(sums, COLUMNS, ROWS) * unit[None, :]
+        # As floats: 256 times the sum of a whole row may not be an integer of 32 bits.
+        FACTOR: tl.constexpr = 256 if weight.dtype.element_ty == tl.int8 else 1
+        sums = sum_of_parts(sums.to(tl.float32), FACTOR, COLUMNS, ROWS) * unit[None, :]
         if ACTIVATION:
-            up_sums = sum_of_parts(up_sums, COLUMNS, ROWS) * unit[None, :]
+            up_sums = sum_of_parts(up_sums.to(tl.float32), FACTOR, COLUMNS, ROWS) * unit[None, :]
     if SPLITS > 1:
         size = num_rows * num_columns
         tl.store(partial + tl.program_id(1) * size + at, sums, mask=is_row)

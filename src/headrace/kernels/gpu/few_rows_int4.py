@@ -209,7 +209,7 @@ def _sums_of_block(
     low, high = _halves(words, IS_INTERPRETED)
     part = tl.dot(low, low_rows, out_dtype=tl.int32)
     part = tl.dot(high, high_rows, part, out_dtype=tl.int32)
-    sums = sum_of_parts(part, COLUMNS, ROWS)
+    sums = sum_of_parts(part, 256, COLUMNS, ROWS)  # at most 2**29: 128 weights of 128 by rows of 2**15
     if HAS_ZEROS:
         rows = tl.arange(0, ROWS)
         row_sums = tl.load(block_sums + block * ROWS + rows, mask=rows < num_rows, other=0.0)

@@ -129,10 +129,8 @@ def _ordered(values, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sum_of_parts(sums, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """Adds up the sums of both parts, [COLUMNS, 2 * ROWS] -> [COLUMNS, ROWS] float32, in units."""
+def sum_of_parts(sums, FACTOR: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Adds up the sums of both parts, [COLUMNS, 2 * ROWS] -> [COLUMNS, ROWS] float32, in units. `FACTOR` of the high
+    part: 256 of integers, else 1."""
     high, low = tl.split(tl.permute(tl.reshape(sums, [COLUMNS, 2, ROWS]), (0, 2, 1)))
-    if sums.dtype == tl.int32:
-        return (high * 256 + low).to(tl.float32)
-    else:
-        return high + low
+    return (high * FACTOR + low).to(tl.float32)
