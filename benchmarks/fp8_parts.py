@@ -61,6 +61,7 @@ class Variant:
     key_scale: float = 1.0  # keys are multiplied by it before rounding
     key_matrices: Tensor | None = None  # [layers, Hkv, D, D], of queries before the rotation; of keys the inverse
     has_int8_keys: bool = False  # with a scale per token and head, instead of FP8
+    has_e3m4_keys: bool = False  # a bit less of exponent and a bit more of mantissa than e4m3, up to 62
     value_scale: float = 1.0
     is_compensated: bool = False  # weights rounded with error compensation (GPTQ)
     has_input_groups: bool = False  # a scale per 128 inputs of a token instead of one
@@ -239,15 +240,22 @@ def patched_store(variant: Variant, store: Any) -> Any:
             rotation = ROTATIONS[variant.key_rotation](q.shape[-1])
             q = q @ rotation
             mixed = cache.keys @ rotation  # [num_blocks, Hkv, block_size, D]
-            is_int8 = variant.has_int8_keys
-            cache.keys.copy_(
-                int8_rows(mixed.flatten(0, 2)).view_as(mixed) if is_int8 else fp8(mixed, variant.key_scale)
-            )
+            if variant.has_int8_keys:
+                cache.keys.copy_(int8_rows(mixed.flatten(0, 2)).view_as(mixed))
+            else:
+                cache.keys.copy_(e3m4(mixed) if variant.has_e3m4_keys else fp8(mixed, variant.key_scale))
         if variant.values:
             cache.values.copy_(fp8(cache.values, variant.value_scale))
         return q
 
     return rope_and_store
+
+
+def e3m4(x: Tensor) -> Tensor:
+    """Rounds to floats with three bits of exponent and four of mantissa: 0.5 to 62 in steps of 1 / 16, and below."""
+    sizes = x.abs().clamp(max=62.0)
+    steps = torch.exp2(sizes.clamp(min=0.5).log2().floor() - 4)
+    return (sizes / steps).round() * steps * x.sign()
 
 
 def fp8(x: Tensor, scale: float) -> Tensor:
@@ -374,6 +382,8 @@ def balance_variants(decoder: Decoder, windows: Tensor) -> dict[str, Variant]:
         "keys, balanced by data, rotated: whole": balanced(whole, by_data),
         "keys, balanced by weights, rotated: whole": balanced(whole, by_weights),
         "keys, any matrix by data, rotated: whole": replace(whole, key_matrices=data.matrices()),
+        "keys in e3m4": replace(plain, has_e3m4_keys=True),
+        "keys in e3m4, rotated: halves": replace(halves, has_e3m4_keys=True),
         "keys in INT8": replace(plain, has_int8_keys=True),
         "keys in INT8, rotated: halves": replace(halves, has_int8_keys=True),
         "keys in INT8, rotated: whole": replace(whole, has_int8_keys=True),
@@ -384,6 +394,7 @@ def balance_variants(decoder: Decoder, windows: Tensor) -> dict[str, Variant]:
     found[name] = cached
     found[f"{name}, balanced by data"] = balanced(cached, by_data)
     found[f"{name}, keys in INT8"] = replace(cached, has_int8_keys=True)
+    found[f"{name}, keys in e3m4"] = replace(cached, has_e3m4_keys=True)
     return found
 
 
