@@ -43,8 +43,8 @@ FEW = {"few": [(512, 512)] * 16, "alone": [(512, 512)]}
 HELD_OUT_MODELS = ("llama-3.2-3b", "qwen3-8b")
 HELD_OUT_ROWS = (("qwen3-30b-a3b", "few"), ("llama-3.1-8b", "short 4"))
 PRECISIONS = {"bfloat16": Precision(), "fp8": Precision("fp8", "fp8")}
-FEW_PACKED = {"fp8 weights": Precision("fp8"), "int8": Precision("int8"), "int4": Precision("int4")}
-PRECISIONS |= FEW_PACKED
+PACKED_PRECISIONS = {"fp8 weights": Precision("fp8"), "int8": Precision("int8"), "int4": Precision("int4")}
+PRECISIONS |= PACKED_PRECISIONS
 MAX_HELD_OUT_ERROR = 0.15
 
 # The fit starts here, at what single kernels were measured to reach, and may leave each by about this factor.

@@ -57,7 +57,7 @@ def test_whole_shapes_are_held_out(rows: list[dict[str, Any]]) -> None:
 def test_the_stated_errors_are_the_largest_ones(rows: list[dict[str, Any]]) -> None:
     plain = [row for row in held_out(rows) if row["dtype"] == "bfloat16"]
     fp8 = [row for row in rows if row["dtype"] == "fp8"]
-    packed = [row for row in held_out(rows) if row["dtype"] in plan_accuracy.FEW_PACKED]
+    packed = [row for row in held_out(rows) if row["dtype"] in plan_accuracy.PACKED_PRECISIONS]
     for kind, found in (("16 bits", plain), ("FP8", fp8), (FEW_PACKED, packed)):
         stated = ERRORS[kind]
         assert stated.num_records == len(found)

@@ -32,7 +32,7 @@ class UnnormedRows:
 Rows = Tensor | Fp8Rows | UnnormedRows  # the input of a linear layer
 
 
-def num_rows(rows: Rows) -> int:
+def num_rows_of(rows: Rows) -> int:
     values = rows if isinstance(rows, Tensor) else rows.values if isinstance(rows, Fp8Rows) else rows.x
     return len(values)
 

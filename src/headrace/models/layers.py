@@ -172,7 +172,7 @@ class Mlp:
     is_gated: bool
 
     def __call__(self, x: Rows, adapters: AdapterRows | None = None) -> Tensor:  # [T, H]
-        as_fp8 = in_step(self.down, adapters).prefers_fp8(ops.num_rows(x))
+        as_fp8 = in_step(self.down, adapters).prefers_fp8(ops.num_rows_of(x))
         return multiply(self.down, self._activated(x, adapters, as_fp8=as_fp8), adapters)
 
     def _activated(self, x: Rows, adapters: AdapterRows | None, *, as_fp8: bool) -> Rows:  # [T, I]

@@ -10,11 +10,12 @@ which would take longer than to load them: rows are split into two parts of eigh
 the RMS norm before them.
 
 Launch parameters: the best of sweeps on an H200 (`benchmarks/layer_time.py`), 2026-11-17, over shapes of 1B and 8B
-models.
+models, those of eight bits over an 8B.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,20 +26,16 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.activation import ACTIVATIONS, gate, gelu_tanh_and_mul, silu_and_mul
-from headrace.kernels.gpu.dependent_launch import (
-    dependent_launch,
-    let_next_start,
-    wait_for_kernels_before,
-)
+from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
 from headrace.kernels.gpu.one_row import LARGE, MIN_DEPTH, multiply_one_row
 from headrace.kernels.gpu.row_parts import split_rows, sum_of_parts
 from headrace.kernels.gpu.shared_memory import fitting_stages
-from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows, num_rows
+from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows, num_rows_of
 
 MAX_ROWS = 16
 _ROWS_BLOCK = 16  # the smallest side of a tensor core product
 _TILE_COLUMNS = 64  # tensor cores take 64 rows of the weight
-_MANY_TILES = 64
+_MANY_TILES, _MANY_TILES_OF_8_BITS = 64, 48
 _MIN_STAGES = 2
 UNSCALED = 0  # how a weight is scaled
 PER_COLUMN: tl.constexpr = tl.constexpr(1)
@@ -47,7 +44,7 @@ SCALED_LEN: tl.constexpr = tl.constexpr(128)  # of a block
 
 
 @dataclass(frozen=True, slots=True)
-class FewRowsLinear:
+class FewRowsLinear(ABC):
     """A linear layer that multiplies few rows by the kernels of this file, and more in its own way."""
 
     weight: Tensor  # [N, K] in the type of the activations, or in eight bits with scales
@@ -80,18 +77,18 @@ class FewRowsLinear:
         return self._is_fast and num_columns % _TILE_COLUMNS == 0 and is_small
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
-        if isinstance(x, Fp8Rows) or not self.takes_few_rows(num_rows(x)):
+        if isinstance(x, Fp8Rows) or not self.takes_few_rows(num_rows_of(x)):
             assert not isinstance(x, UnnormedRows)
             return self._many_rows(x)
         return self._few_rows(x)
 
-    def _many_rows(self, x: Tensor | Fp8Rows) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _many_rows(self, x: Tensor | Fp8Rows) -> Tensor: ...
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
         """Multiplies by gate and up, the halves of the weight, and applies the activation."""
         is_fast = self._is_fast and self.bias is None and self.weight.shape[0] % (2 * _TILE_COLUMNS) == 0
-        if not is_fast or not 0 < num_rows(x) <= MAX_ROWS:
+        if not is_fast or not 0 < num_rows_of(x) <= MAX_ROWS:
             return GATED[activation](self(x))
         return self._few_rows(x, activation)
 
@@ -175,7 +172,7 @@ def few_rows_tile(num_columns: int, width: int, scaling: int, *, is_gated: bool)
         return FewRowsTile(MIN_DEPTH, MIN_DEPTH if width > MIN_DEPTH else 0, 3, 1)
     has_wide_tiles = scaling == PER_COLUMN.value and width % (2 * 2 * MIN_DEPTH) == 0  # eight bits
     depth, stages = (2 * MIN_DEPTH, 5) if has_wide_tiles else (MIN_DEPTH, 4)
-    many_tiles = _MANY_TILES if scaling == UNSCALED else _MANY_TILES - 16
+    many_tiles = _MANY_TILES if scaling == UNSCALED else _MANY_TILES_OF_8_BITS
     wanted = 4 if num_columns <= many_tiles * _TILE_COLUMNS else 2
     splits = next(splits for splits in (4, 2, 1) if splits <= wanted and width % (splits * depth) == 0)
     return FewRowsTile(depth, 0, stages, splits)

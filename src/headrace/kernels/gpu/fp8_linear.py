@@ -16,7 +16,7 @@ _MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._s
 
 @dataclass(frozen=True, slots=True)
 class Fp8Linear(FewRowsLinear):
-    """A linear layer with FP8 weights, one scale per output channel. Few rows keep their own type."""
+    """A linear layer with FP8 weights, one scale per output channel. Up to 16 rows are not rounded to FP8."""
 
     dtype: torch.dtype = torch.bfloat16  # of the output
 

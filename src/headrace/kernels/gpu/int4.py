@@ -23,7 +23,7 @@ from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inp
 from headrace.kernels.gpu.few_rows import GATED
 from headrace.kernels.gpu.int4_values import Int4Matrix, scale_of, value_pairs, with_zeros, zero_of, zero_pairs
 from headrace.kernels.gpu.one_row_int4 import multiply_one_row, takes_one_row
-from headrace.kernels.layout import UnnormedRows, num_rows
+from headrace.kernels.layout import UnnormedRows, num_rows_of
 from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
 
 PACK_LEN = 128  # weights of a row that are packed together
@@ -69,7 +69,7 @@ class Int4Linear:
 
     def gated(self, x: Tensor | UnnormedRows, activation: str) -> Tensor:  # [T, K] -> [T, N / 2]
         """Multiplies by gate and up, the halves of the matrix, and applies the activation."""
-        if self._bias is not None or not self._takes_few_rows(num_rows(x), is_gated=True):
+        if self._bias is not None or not self._takes_few_rows(num_rows_of(x), is_gated=True):
             return GATED[activation](self(x))
         return self._few_rows(self._ordered(x), None, activation)
 
@@ -77,7 +77,7 @@ class Int4Linear:
         return x if self._order is None or isinstance(x, UnnormedRows) else x.index_select(1, self._order)
 
     def _multiplied(self, x: Tensor | UnnormedRows) -> Tensor:
-        if self._takes_few_rows(num_rows(x)):
+        if self._takes_few_rows(num_rows_of(x)):
             return self._few_rows(x, self._bias)
         assert isinstance(x, Tensor)
         if x.shape[0] > MAX_FUSED_ROWS:
@@ -88,7 +88,7 @@ class Int4Linear:
         return out if self._bias is None else out.add_(self._bias)
 
     def _few_rows(self, x: Tensor | UnnormedRows, bias: Tensor | None, activation: str | None = None) -> Tensor:
-        multiply = multiply_one_row if num_rows(x) == 1 else few_rows_int4.multiply_few_rows
+        multiply = multiply_one_row if num_rows_of(x) == 1 else few_rows_int4.multiply_few_rows
         return multiply(self._matrix, x, bias, activation)
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:

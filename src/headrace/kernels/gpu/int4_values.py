@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ZERO_BITS = 31  # zero points are 0 to 16
-
 
 class Int4Matrix(NamedTuple):
     packed: Tensor  # [K / 128, N, 16] int32
@@ -27,14 +25,10 @@ class Int4Matrix(NamedTuple):
 
 
 def with_zeros(scales: Tensor, zeros: Tensor) -> Tensor:
-    """Puts zero points into the last bits of float32 scales, which then come in one load. The scale that `scale_of`
-    returns differs by at most 2**-19 of it, as `rounded` says."""
-    return (rounded(scales).view(torch.int32) | zeros.int()).view(torch.float32)
-
-
-def rounded(scales: Tensor) -> Tensor:
-    """The scales without the bits that zero points take."""
-    return ((scales.float().view(torch.int32) + _ZERO_BITS // 2 + 1) & ~_ZERO_BITS).view(torch.float32)
+    """Puts zero points, 0 to 16, into the last five bits of float32 scales, so that one load gets both. A scale is
+    rounded for that, by at most 2**-19 of it."""
+    rounded = (scales.float().view(torch.int32) + 16) & ~31
+    return (rounded | zeros.int()).view(torch.float32)
 
 
 @triton.jit

@@ -4,7 +4,8 @@
     FP8, blocks   one scale per 128 columns of a row of activations, and per 128 x 128 weights; the scales of each 128
                   columns are applied to their sum, in float32
 
-One kernel for both: it differs in where the scales are applied. Activations are quantized here, before the GEMM.
+One kernel for both: it differs in where the scales are applied. Activations are quantized here, before the GEMM;
+up to 16 rows have other kernels (`few_rows.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TILES_TOGETHER = 8  # row tiles whose programs run side by side and share weigh
 
 @dataclass(frozen=True, slots=True)
 class ScaledLinear(FewRowsLinear):
-    """A linear layer with INT8 weights, or FP8 weights with scales per block. Few rows keep their own type."""
+    """A linear layer with INT8 weights, or FP8 weights with scales per block. Up to 16 rows are not rounded to them."""
 
     dtype: torch.dtype = torch.bfloat16  # of the output
 

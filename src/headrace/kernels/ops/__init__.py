@@ -23,7 +23,7 @@ from headrace.kernels.layout import (
     Rows,
     StepLayout,
     UnnormedRows,
-    num_rows,
+    num_rows_of,
 )
 from headrace.kernels.ops.activations import (
     GATED,
@@ -111,7 +111,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "multiply_and_route",
-    "num_rows",
+    "num_rows_of",
     "pack_experts",
     "pack_linear",
     "pack_quantized",
