@@ -210,6 +210,22 @@ def test_expert_gemms_match_their_reference(
         assert relative_error(found, expected) < place.error
 
 
+@cases("num_columns width", gpu=[(512, 256), (200, 136)], interpreted=[(72, 40)])
+def test_last_tiles_of_all_heights_match_their_reference(place: Place, num_columns: int, width: int) -> None:
+    from headrace.kernels import gpu
+
+    num_routes = (0, 1, 32, 33, 64, 65, 128, 129, 161, 193)  # of each expert
+    experts = torch.repeat_interleave(torch.tensor(num_routes))[torch.randperm(sum(num_routes))]
+    logits = torch.nn.functional.one_hot(experts, len(num_routes)).float() * 9.0
+    routes = reference.route(logits.to(place.device), 1, "softmax")
+    weight, x = place.randn(len(num_routes), num_columns, width) * width**-0.5, place.randn(len(experts), width)
+    expected = reference.pack_experts(weight)(x, routes)
+    packed = gpu.pack_experts(weight)
+    assert relative_error(packed(x, routes), expected) < place.error
+    gated = gpu.gated_experts(packed, x, routes, "silu")
+    assert relative_error(gated, reference.silu_and_mul(expected)) < 2 * place.error
+
+
 @cases("num_tokens num_chosen", gpu=[(1, 1), (50, 2), (900, 1)], interpreted=[])
 @pytest.mark.parametrize("weighs", [False, True])
 def test_fp8_gemms_match_their_reference(place: Place, num_tokens: int, num_chosen: int, weighs: bool) -> None:

@@ -16,7 +16,8 @@ from headrace.kernels.layout import Routes
 from headrace.kernels.reference import choose_experts
 
 RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2, "sigmoid_of_chosen": 3, "sparsemixer": 4}
-_BLOCK = 1024
+_BLOCK, _MAX_BLOCK = 1024, 8192
+_ROUTES_PER_WARP = 512
 _NUMBER_BITS = tl.constexpr(13)  # low bits of a key for the number of its expert
 _LAST_NUMBER = tl.constexpr((1 << 13) - 1)
 
@@ -75,7 +76,9 @@ def sort_routes(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:  # [
     """Returns the routes in the order of their experts, and where those of each expert end."""
     order, num_routes = torch.empty_like(chosen), chosen.shape[0]
     ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
-    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4, **dependent_launch(chosen.device))
+    block = _MAX_BLOCK if num_routes > _BLOCK else _BLOCK
+    launch = dependent_launch(chosen.device)
+    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=block, num_warps=block // _ROUTES_PER_WARP, **launch)
     return order, ends
 
 
