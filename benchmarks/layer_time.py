@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from about import commit
@@ -38,27 +38,30 @@ VOCABULARY = 4096  # the head is not part of a layer
 NUM_PROCESSES = 14  # that compile
 Matrix = tuple[int, int, bool]  # columns of the output, width, whether it is gate and up
 Tile = RowTile | FewRowsTile | Int4Tile
+T = TypeVar("T", RowTile, FewRowsTile, Int4Tile)
 _tiles: dict[Matrix, Tile] = {}  # what the sweep uses instead of the tiles of the engine
 _seen: dict[Matrix, Tile] = {}
 _row_tile, _few_rows_tile, _int4_tile = one_row.row_tile, few_rows.few_rows_tile, few_rows_int4.few_rows_tile
 
 
 def chosen_row_tile(num_columns: int, width: int, *, has_norm: bool, is_gated: bool) -> RowTile:
-    matrix = (num_columns, width, is_gated)
-    _seen[matrix] = _row_tile(num_columns, width, has_norm=has_norm, is_gated=is_gated)
-    return _tiles.get(matrix, _seen[matrix])  # type: ignore[return-value]
+    tile = _row_tile(num_columns, width, has_norm=has_norm, is_gated=is_gated)
+    return chosen((num_columns, width, is_gated), tile)
 
 
 def chosen_few_rows_tile(num_columns: int, width: int, scaling: int, *, is_gated: bool) -> FewRowsTile:
-    matrix = (num_columns, width, is_gated)
-    _seen[matrix] = _few_rows_tile(num_columns, width, scaling, is_gated=is_gated)
-    return _tiles.get(matrix, _seen[matrix])  # type: ignore[return-value]
+    return chosen((num_columns, width, is_gated), _few_rows_tile(num_columns, width, scaling, is_gated=is_gated))
 
 
 def chosen_int4_tile(num_columns: int, width: int, *, is_gated: bool) -> Int4Tile:
-    matrix = (num_columns, width, is_gated)
-    _seen[matrix] = _int4_tile(num_columns, width, is_gated=is_gated)
-    return _tiles.get(matrix, _seen[matrix])  # type: ignore[return-value]
+    return chosen((num_columns, width, is_gated), _int4_tile(num_columns, width, is_gated=is_gated))
+
+
+def chosen(matrix: Matrix, tile: T) -> T:
+    """The sweep's tile, or this one. Of a quantized model some matrices have 16 bits, and tiles of another kind."""
+    _seen.setdefault(matrix, tile)
+    found = _tiles.get(matrix, tile)
+    return found if isinstance(found, type(tile)) else tile
 
 
 class Step:

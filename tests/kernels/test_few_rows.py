@@ -10,6 +10,7 @@ from headrace.kernels import reference
 from headrace.kernels.gpu import few_experts
 from headrace.kernels.gpu.few_rows import FewRowsLinear, Linear
 from headrace.kernels.gpu.fp8_linear import Fp8Linear
+from headrace.kernels.gpu.linear import pack_with_copy
 from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.layout import Fp8Rows, Routes, UnnormedRows
 from headrace.kernels.quantized import Fp8Weight, dequantize, quantize_fp8, quantize_int8
@@ -155,6 +156,25 @@ def test_gate_up_and_activation_are_one_operation_with_weights_in_eight_bits(
     found = linear.gated(x, "silu")
     expected = reference.silu_and_mul((x.float() @ weight.t()).to(place.dtype))
     assert relative_error(found, expected) < 2 * error_of(place, kind)
+
+
+@cases("num_rows", gpu=[(1,), (16,), (17,)], interpreted=[(1,), (3,), (17,)])
+def test_few_rows_take_the_copy_in_int8(place: Place, num_rows: int) -> None:
+    num_columns, width = (128_256, 2048) if place.device == "cuda" else (192, 256)
+    weight, x, bias = weight_of(place, num_columns, width), place.randn(num_rows, width), place.randn(num_columns)
+    head, num_bytes = pack_with_copy(weight, bias)
+    assert num_bytes == num_columns * (width + 4)
+    weights = [dequantize(quantize_int8(weight)), weight.float()]
+    taken, other = weights if num_rows <= 16 else reversed(weights)
+    error = relative_error(head(x), torch.nn.functional.linear(x.float(), taken, bias.float()))
+    assert error < error_of(place, "int8")
+    assert relative_error(head(x), torch.nn.functional.linear(x.float(), other, bias.float())) > 2 * error
+
+
+def test_a_matrix_that_few_rows_cannot_take_has_no_copy() -> None:
+    head, num_bytes = pack_with_copy(torch.randn(100, 576), None)
+    assert isinstance(head, Linear)
+    assert num_bytes == 0
 
 
 @cases("width", gpu=[(1024,), (16384,)], interpreted=[(16384,)])

@@ -12,6 +12,8 @@ from headrace.models.spec import Shape
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _SCALE_BYTES = 4  # float32, one for each row of a matrix in eight bits
+_BYTES_ON_GPU = 2  # of a weight; a CPU has float32
+_COPY_TILE = (64, 128)  # the sides of a matrix with a copy are multiples of these
 _MULTIPLE = 16  # a matrix with a side that is no multiple of this stays in 16 bits, if it is quantized to FP8 at load
 
 
@@ -32,15 +34,28 @@ def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None
     quantized while they are loaded, so that some of them stay as they are (`kept_in_16_bits`)."""
     kept = kept_in_16_bits(shards.whole.num_layers) if at_load else frozenset()
     layers, others = [0] * shards.layers.size, 0
+    has_copies = kind is not None and element_bytes == _BYTES_ON_GPU
     for name, shape in shards.tensor_shapes().items():
         is_packed = kind is not None and name not in kept and _is_packed(name, shape, kind, at_load=at_load)
         num_bytes = _packed_bytes(shape, kind) if is_packed and kind is not None else math.prod(shape) * element_bytes
+        if has_copies and not is_packed and _has_copy(name, shape, shards):
+            num_bytes += _packed_bytes(shape, "int8")
         layer = _LAYER.match(name)
         if layer is None:
             others += num_bytes
         else:
             layers[int(layer[1]) - shards.layers.start] += num_bytes
     return WeightSizes(tuple(layers), others)
+
+
+def _has_copy(name: str, shape: Shape, shards: Shards) -> bool:
+    """Whether a matrix that keeps its 16 bits has a copy in INT8 (`kernels/gpu/linear.py`)."""
+    spec = shards.whole
+    head = "model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight"
+    has_head = shards.mesh.is_last_stage and spec.pooler is None
+    if name not in kept_in_16_bits(spec.num_layers) and not (has_head and name == head):
+        return False
+    return len(shape) == 2 and all(size % tile == 0 for size, tile in zip(shape, _COPY_TILE, strict=True))
 
 
 def _is_packed(name: str, shape: Shape, kind: Kind, *, at_load: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from headrace.dist.mesh import Mesh
@@ -117,6 +117,8 @@ def fit(
         return Fit(first, None)
     resolved = resolve_for(shape, gpu, precision, settings, num_blocks=_blocks(first, settings))
     memory = _memory(shape, gpu, precision, settings, tensor, pipeline, resolved.max_num_seqs)
+    # The engine decides on the number of sequences once: with the memory that fewer of them leave, it may be another.
+    settings = replace(settings, max_num_seqs=resolved.max_num_seqs)
     resolved = resolve_for(shape, gpu, precision, settings, num_blocks=_blocks(memory, settings))
     # More blocks than all sequences could ever need are not allocated.
     most = resolved.max_num_seqs * -(-memory.max_model_len // settings.block_size)

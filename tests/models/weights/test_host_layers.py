@@ -207,12 +207,14 @@ def gpu_linears() -> dict[str, Any]:
     """One of each form that a GPU has for a matrix."""
     from headrace.kernels.gpu.experts import PackedExperts
     from headrace.kernels.gpu.few_rows import Linear
+    from headrace.kernels.gpu.linear import pack_with_copy
     from headrace.kernels.gpu.quantized import pack_quantized
 
-    weight, bias = torch.randn(32, 256), torch.randn(32).bfloat16()
+    weight, bias = torch.randn(64, 256), torch.randn(64).bfloat16()
     kinds = ("fp8", "int8", "int4")
     packed = {kind: pack_quantized(quantize(weight, kind), bias, torch.bfloat16) for kind in kinds}
-    return packed | {"plain": Linear(weight.bfloat16(), bias), "experts": PackedExperts(weight.view(2, 16, 256))}
+    packed |= {"plain": Linear(weight.bfloat16(), bias), "copy": pack_with_copy(weight.bfloat16(), bias)[0]}
+    return packed | {"experts": PackedExperts(weight.view(2, 32, 256))}
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -226,7 +228,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "plain", "experts"])
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "plain", "copy", "experts"])
 def test_every_form_of_a_gpus_weights_moves_with_its_layer(name: str) -> None:
     linear = gpu_linears()[name]
     layer = Layer(None, None, None, None, Mlp(linear, linear, "silu", True), None, is_parallel=False)

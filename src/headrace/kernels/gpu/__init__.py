@@ -63,7 +63,7 @@ from headrace.kernels.gpu.few_routes import multiply_and_route, takes_router
 from headrace.kernels.gpu.fp8 import quantize_rows
 from headrace.kernels.gpu.gated_norm import gated_norm
 from headrace.kernels.gpu.latent import allocate_latent_cache, latent_attention, rope_and_store_latent
-from headrace.kernels.gpu.linear import fuses_gate, gated_linear, pack_linear, takes_unnormed
+from headrace.kernels.gpu.linear import fuses_gate, gated_linear, pack_linear, pack_with_copy, takes_unnormed
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
     add_layer_norm_fp8,
@@ -114,6 +114,7 @@ __all__ = [
     "pack_experts",
     "pack_linear",
     "pack_quantized",
+    "pack_with_copy",
     "paged_attention",
     "quantize_rows",
     "relu",

@@ -35,7 +35,7 @@ from headrace.kernels.layout import Fp8Rows, Rows, UnnormedRows, num_rows_of
 MAX_ROWS = 16
 _ROWS_BLOCK = 16  # the smallest side of a tensor core product
 _TILE_COLUMNS = 64  # tensor cores take 64 rows of the weight
-_MANY_TILES, _MANY_TILES_OF_8_BITS = 64, 48
+_MANY_TILES, _MANY_TILES_OF_8_BITS, _TILES_OF_HEADS = 64, 48, 512
 _MIN_STAGES = 2
 UNSCALED = 0  # how a weight is scaled
 PER_COLUMN: tl.constexpr = tl.constexpr(1)
@@ -62,19 +62,16 @@ class FewRowsLinear(ABC):
     def takes_few_rows(self, num_rows: int) -> bool:
         """Whether the kernels of this file multiply so many."""
         is_one = num_rows == 1 and self.scales is None
-        return self._is_fast if is_one else 0 < num_rows <= MAX_ROWS and self._has_whole_tiles
+        if is_one:
+            return self._is_fast
+        is_small = self.weight.numel() <= LARGE or self.scales is not None
+        return 0 < num_rows <= MAX_ROWS and is_small and has_whole_tiles(self.weight)
 
     @property
     def _is_fast(self) -> bool:
-        """Whether the kernels of this file take the layer: whole tiles, 16 bytes to a load."""
+        """Whether the kernels of this file take the layer: 16 bytes to a load."""
         num_columns, width = self.weight.shape
         return num_columns % 16 == 0 and width % MIN_DEPTH == 0 and self.weight.is_contiguous()
-
-    @property
-    def _has_whole_tiles(self) -> bool:
-        num_columns = self.weight.shape[0]
-        is_small = self.weight.numel() <= LARGE or self.scales is not None
-        return self._is_fast and num_columns % _TILE_COLUMNS == 0 and is_small
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         if isinstance(x, Fp8Rows) or not self.takes_few_rows(num_rows_of(x)):
@@ -173,9 +170,15 @@ def few_rows_tile(num_columns: int, width: int, scaling: int, *, is_gated: bool)
     has_wide_tiles = scaling == PER_COLUMN.value and width % (2 * 2 * MIN_DEPTH) == 0  # eight bits
     depth, stages = (2 * MIN_DEPTH, 5) if has_wide_tiles else (MIN_DEPTH, 4)
     many_tiles = _MANY_TILES if scaling == UNSCALED else _MANY_TILES_OF_8_BITS
-    wanted = 4 if num_columns <= many_tiles * _TILE_COLUMNS else 2
+    num_tiles = num_columns // _TILE_COLUMNS
+    wanted = 4 if num_tiles <= many_tiles else 2 if num_tiles < _TILES_OF_HEADS else 1
     splits = next(splits for splits in (4, 2, 1) if splits <= wanted and width % (splits * depth) == 0)
     return FewRowsTile(depth, 0, stages, splits)
+
+
+def has_whole_tiles(weight: Tensor) -> bool:
+    num_columns, width = weight.shape
+    return num_columns % _TILE_COLUMNS == 0 and width % MIN_DEPTH == 0 and weight.is_contiguous()
 
 
 def new_arrivals(weight: Tensor) -> Tensor:
@@ -283,5 +286,7 @@ def _add_dot(sums, tile, row, scales, first_column, depth, WIDTH: tl.constexpr, 
         return sums + tl.dot(tile, row) * scale
     elif tile.dtype == tl.int8:
         return tl.dot(tile, row, sums, out_dtype=tl.int32)
+    elif SCALING == PER_COLUMN:
+        return sums + tl.dot(tile, row)  # tensor cores of 9.0 add up FP8 with 14 bits: not more than a tile
     else:
         return tl.dot(tile, row, sums, input_precision="ieee")

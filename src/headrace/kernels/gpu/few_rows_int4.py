@@ -75,7 +75,7 @@ def multiply_few_rows(
     num_columns = matrix.num_columns // (2 if is_gated else 1)
     out = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
     tile = few_rows_tile(matrix.num_columns, width, is_gated=is_gated)
-    parts = split_rows(rows, torch.int8, for_int4=True)
+    parts = split_rows(rows, torch.int8, for_int4=True, adds_blocks=matrix.has_zeros)
     num_partial = tile.splits * matrix.num_columns * _ROWS_BLOCK if tile.splits > 1 else 0
     _multiply_rows_int4[(matrix.num_columns // tile.columns, tile.splits)](
         parts.values,

@@ -25,12 +25,15 @@ _MAX_ROWS = 16
 class RowParts(NamedTuple):
     values: Tensor  # [2, T, K], high and low
     units: Tensor  # [T] float32
-    block_sums: Tensor  # [K / 128, 16] float32, sums of 128 columns in units, for weights of four bits; else empty
+    block_sums: Tensor  # [K / 128, 16] float32, sums of 128 columns in units, for zero points of weights; else empty
 
 
-def split_rows(rows: Tensor | UnnormedRows, dtype: torch.dtype, *, for_int4: bool = False) -> RowParts:  # [T, K]
+def split_rows(
+    rows: Tensor | UnnormedRows, dtype: torch.dtype, *, for_int4: bool = False, adds_blocks: bool = False
+) -> RowParts:  # [T, K]
     """Splits rows, after their RMS norm if that is left to the layer. For weights of four bits each 128 columns come in
-    the order in which a kernel widens the weights of a packed block (`few_rows_int4.py`)."""
+    the order in which a kernel widens the weights of a packed block (`few_rows_int4.py`); `adds_blocks`: and their sums
+    are returned."""
     norm = rows if isinstance(rows, UnnormedRows) else None
     x = rows.x if isinstance(rows, UnnormedRows) else rows
     assert norm is None or norm.normed is None
@@ -38,7 +41,7 @@ def split_rows(rows: Tensor | UnnormedRows, dtype: torch.dtype, *, for_int4: boo
     num_rows, width = x.shape
     parts = torch.empty((2, num_rows, width), dtype=dtype, device=x.device)
     units = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    num_blocks = width // _BLOCK_LEN if for_int4 else 0
+    num_blocks = width // _BLOCK_LEN if adds_blocks else 0
     block_sums = torch.empty((num_blocks, _MAX_ROWS), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _split_rows[(num_rows,)](
@@ -57,6 +60,7 @@ def split_rows(rows: Tensor | UnnormedRows, dtype: torch.dtype, *, for_int4: boo
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
         FOR_INT4=for_int4,
+        ADDS_BLOCKS=adds_blocks,
         num_warps=min(16, max(1, block // 512)),
         **dependent_launch(x.device),
     )
@@ -80,6 +84,7 @@ def _split_rows(
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     FOR_INT4: tl.constexpr,
+    ADDS_BLOCKS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(IS_DEPENDENT)
@@ -107,7 +112,7 @@ def _split_rows(
             high, low = _ordered(high, BLOCK), _ordered(low, BLOCK)
         tl.store(at, high, mask=inside)
         tl.store(at + size, low, mask=inside)
-        if FOR_INT4:
+        if ADDS_BLOCKS:
             sums = tl.sum(tl.reshape(shifted - 12582912.0, [BLOCK // 128, 128]), axis=1)
             blocks = tl.arange(0, BLOCK // 128)
             tl.store(block_sums + blocks * 16 + row, sums, mask=blocks < WIDTH // 128)

@@ -65,6 +65,7 @@ from headrace.kernels.ops.linear import (
     gated_linear,
     pack_linear,
     pack_quantized,
+    pack_with_copy,
     takes_unnormed,
 )
 from headrace.kernels.ops.logits import apply_bitmask, soft_cap
@@ -115,6 +116,7 @@ __all__ = [
     "pack_experts",
     "pack_linear",
     "pack_quantized",
+    "pack_with_copy",
     "paged_attention",
     "record_ranges",
     "relu",

@@ -38,6 +38,15 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dt
     return packed
 
 
+def pack_with_copy(weight: Tensor, bias: Tensor | None) -> tuple[PackedLinear, int]:  # [N, K], [N]
+    """Packs a matrix of a quantized model that keeps its 16 bits. On a GPU it has a copy in INT8 for steps of few
+    sequences. Also returns the bytes of that copy."""
+    if weight.device.type != "cuda":
+        return pack_linear(weight, bias), 0
+    packed: tuple[PackedLinear, int] = kernels_for(weight.device, weight.dtype).pack_with_copy(weight, bias)
+    return packed
+
+
 def takes_unnormed(linear: PackedLinear, x: Tensor) -> bool:
     """Whether the layer computes the RMS norm before it as well, for rows of this shape: it then takes
     `UnnormedRows`."""

@@ -51,7 +51,7 @@ def _own_ends(reader: WeightReader, spec: ModelSpec) -> tuple[Embeddings | None,
         table = weight if spec.tie_embeddings else None
         if spec.norms_head:
             weight = torch.nn.functional.normalize(weight.float()).to(weight.dtype)
-        head = ops.pack_linear(weight, bias)
+        head = reader.plain(weight, bias)
     if not is_first:
         return None, head
     if stored is not None:

@@ -98,7 +98,9 @@ class WeightReader:
             if stored is not None:
                 self._count_read(stored.values.numel())
                 return self._quantized_linear(stored, bias)
-        kind = None if weights[0] in self._kept else self._quantization
+        if weights[0] in self._kept:
+            return self.plain(self.tensor(*weights), bias)
+        kind = self._quantization
         if kind in ("int8", "int4"):
             return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
         packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
@@ -123,6 +125,14 @@ class WeightReader:
             return None
         order = torch.tensor(self._head_order)
         return (torch.arange(0, num_rows, len(order))[:, None] + order).flatten()
+
+    def plain(self, weight: Tensor, bias: Tensor | None) -> ops.PackedLinear:
+        """Returns the GEMM of a matrix that is not quantized: if the others are, with a copy for few rows."""
+        if self._quantization is None and not self._keeps_stored:
+            return ops.pack_linear(weight, bias)
+        packed, num_copied = ops.pack_with_copy(weight, bias)
+        self.num_bytes += num_copied
+        return packed
 
     def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
         """Returns the GEMM of a matrix whose columns are divided over the ranks."""
