@@ -102,7 +102,7 @@ def perplexity(decoder: Decoder, token_ids: np.ndarray, kv_dtype: torch.dtype) -
 
 
 def whole_prompt(decoder: Decoder, kv_dtype: torch.dtype) -> tuple[StepLayout, list[ops.LayerCache]]:
-    spec, device, num_blocks = decoder.spec, decoder.device, WINDOW // BLOCK_SIZE
+    device, num_blocks = decoder.device, WINDOW // BLOCK_SIZE
     positions = torch.arange(WINDOW, device=device)
     layout = StepLayout(
         positions=positions,
@@ -115,11 +115,7 @@ def whole_prompt(decoder: Decoder, kv_dtype: torch.dtype) -> tuple[StepLayout, l
         max_context_len=WINDOW,
         tiles=torch.from_numpy(tiles_of(np.array([WINDOW]), 0)[0].copy()).to(device, torch.int32),
     )
-    caches = [
-        ops.allocate_cache(num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, kv_dtype, device)
-        for _ in range(spec.num_layers)
-    ]
-    return layout, caches
+    return layout, decoder.allocate_caches(num_blocks, BLOCK_SIZE, kv_dtype, num_slots=1)
 
 
 def text() -> str:

@@ -5,6 +5,7 @@
     python benchmarks/fp8_parts.py --inputs --windows 4 --data docs --json benchmarks/results/fp8-inputs-cpu.json
     python benchmarks/fp8_parts.py --row-parts --windows 4 --json benchmarks/results/row-parts-cpu.json
     python benchmarks/fp8_parts.py --balance --windows 8 --data docs --json benchmarks/results/fp8-balance-cpu.json
+    python benchmarks/fp8_parts.py --e3m4 --windows 8 --data docs --json benchmarks/results/fp8-e3m4-cpu.json
 
 Sums are in float32 and everything else is unrounded, so a row has the cost of its own rounding alone. The text is that
 of `accuracy.py`. Differences of perplexity have the standard error of the mean difference of a token's logarithm. The
@@ -32,10 +33,12 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.quantized import BLOCK_LEN, FP8, dequantize, quantize_fp8, quantize_groups_fp8, quantize_int8
+from headrace.kernels.reference.e3m4 import E3M4_MAX, decode_e3m4, encode_e3m4
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
 from headrace.models.quantized import kept_in_16_bits
-from headrace.models.weights.reader import WeightReader
+from headrace.models.weights.key_units import HEADROOM
+from headrace.models.weights.reader import Matrix, WeightReader
 from headrace.quantize.calibrate import record_inputs
 from headrace.quantize.compensation import compensated_fp8
 from headrace.quantize.evaluate import embedded_text, prefill, windows_of
@@ -61,7 +64,8 @@ class Variant:
     key_scale: float = 1.0  # keys are multiplied by it before rounding
     key_matrices: Tensor | None = None  # [layers, Hkv, D, D], of queries before the rotation; of keys the inverse
     has_int8_keys: bool = False  # with a scale per token and head, instead of FP8
-    has_e3m4_keys: bool = False  # a bit less of exponent and a bit more of mantissa than e4m3, up to 62
+    e3m4_keys: Tensor | None = None  # [layers, Hkv], units of keys in e3m4, instead of FP8
+    e3m4_values: Tensor | None = None  # [layers, Hkv]
     value_scale: float = 1.0
     is_compensated: bool = False  # weights rounded with error compensation (GPTQ)
     has_input_groups: bool = False  # a scale per 128 inputs of a token instead of one
@@ -159,12 +163,11 @@ class Linear:
 def load(model: str) -> Decoder:
     """Loads the model with linear layers that can be rounded; it must have no biases."""
 
-    def linear(self: Any, *names: str, has_bias: bool) -> Linear:
-        assert not has_bias
-        weight = self.tensor(*(f"{name}.weight" for name in names))
-        return Linear(weight.clone(), ops.pack_linear(weight))
+    def pack(self: WeightReader, matrix: Matrix) -> Linear:
+        assert matrix.bias is None and isinstance(matrix.weight, Tensor)
+        return Linear(matrix.weight.clone(), ops.pack_linear(matrix.weight))
 
-    WeightReader.linear = linear
+    WeightReader.pack = pack
     return load_decoder(open_checkpoint(model), dtype=torch.float32, max_len=1024)
 
 
@@ -229,6 +232,10 @@ def with_compensated(decoder: Decoder, windows: Tensor) -> Decoder:
 def patched_store(variant: Variant, store: Any) -> Any:
     """Returns a `rope_and_store` that rounds; the layers must call it in their order."""
     matrices = None if variant.key_matrices is None else itertools.cycle(variant.key_matrices)
+    key_units, value_units = (
+        None if units is None else itertools.cycle(units[:, None, :, None, None])  # [1, Hkv, 1, 1] a layer
+        for units in (variant.e3m4_keys, variant.e3m4_values)
+    )
 
     def rope_and_store(qkv: Tensor, layout: Any, cos_sin: Tensor, cache: Any, *arguments: Any) -> Tensor:
         q: Tensor = store(qkv, layout, cos_sin, cache, *arguments)
@@ -242,20 +249,20 @@ def patched_store(variant: Variant, store: Any) -> Any:
             mixed = cache.keys @ rotation  # [num_blocks, Hkv, block_size, D]
             if variant.has_int8_keys:
                 cache.keys.copy_(int8_rows(mixed.flatten(0, 2)).view_as(mixed))
+            elif key_units is not None:
+                cache.keys.copy_(e3m4(mixed, next(key_units)))
             else:
-                cache.keys.copy_(e3m4(mixed) if variant.has_e3m4_keys else fp8(mixed, variant.key_scale))
+                cache.keys.copy_(fp8(mixed, variant.key_scale))
         if variant.values:
-            cache.values.copy_(fp8(cache.values, variant.value_scale))
+            rounded = fp8(cache.values, variant.value_scale)
+            cache.values.copy_(rounded if value_units is None else e3m4(cache.values, next(value_units)))
         return q
 
     return rope_and_store
 
 
-def e3m4(x: Tensor) -> Tensor:
-    """Rounds to floats with three bits of exponent and four of mantissa: 0.5 to 62 in steps of 1 / 16, and below."""
-    sizes = x.abs().clamp(max=62.0)
-    steps = torch.exp2(sizes.clamp(min=0.5).log2().floor() - 4)
-    return (sizes / steps).round() * steps * x.sign()
+def e3m4(x: Tensor, units: Tensor) -> Tensor:
+    return decode_e3m4(encode_e3m4(x / units)) * units
 
 
 def fp8(x: Tensor, scale: float) -> Tensor:
@@ -382,8 +389,6 @@ def balance_variants(decoder: Decoder, windows: Tensor) -> dict[str, Variant]:
         "keys, balanced by data, rotated: whole": balanced(whole, by_data),
         "keys, balanced by weights, rotated: whole": balanced(whole, by_weights),
         "keys, any matrix by data, rotated: whole": replace(whole, key_matrices=data.matrices()),
-        "keys in e3m4": replace(plain, has_e3m4_keys=True),
-        "keys in e3m4, rotated: halves": replace(halves, has_e3m4_keys=True),
         "keys in INT8": replace(plain, has_int8_keys=True),
         "keys in INT8, rotated: halves": replace(halves, has_int8_keys=True),
         "keys in INT8, rotated: whole": replace(whole, has_int8_keys=True),
@@ -394,7 +399,43 @@ def balance_variants(decoder: Decoder, windows: Tensor) -> dict[str, Variant]:
     found[name] = cached
     found[f"{name}, balanced by data"] = balanced(cached, by_data)
     found[f"{name}, keys in INT8"] = replace(cached, has_int8_keys=True)
-    found[f"{name}, keys in e3m4"] = replace(cached, has_e3m4_keys=True)
+    return found
+
+
+def units_by_weights(decoder: Decoder, headroom: float) -> tuple[Tensor, Tensor]:  # [layers, Hkv] each
+    """Units of keys as the engine chooses them, but with this headroom, and of values by the same rule."""
+    spec = decoder.spec
+    keys = torch.tensor([layer.mixer.key_units for layer in decoder.layers]) * (headroom / HEADROOM)
+    rows = [(layer.mixer.qkv.weight * layer.attention_norm.weight)[-spec.kv_size :] for layer in decoder.layers]
+    sizes = torch.stack(rows).square().sum(2).unflatten(1, (spec.num_kv_heads, -1)).mean(2).sqrt()
+    return keys, (headroom / E3M4_MAX * sizes).log2().ceil().exp2()
+
+
+def e3m4_variants(decoder: Decoder) -> dict[str, Variant]:
+    """A cache in e3m4 instead of e4m3: keys and values times a power of two for each head."""
+    spec = decoder.spec
+    fixed = torch.full((spec.num_layers, spec.num_kv_heads), 2.0**13)  # up to 62
+    plain, values = Variant(keys=True), Variant(values=True)
+    halves = replace(plain, key_rotation="halves")
+    found = {
+        "keys, rotated: halves": halves,
+        "keys in e3m4": replace(plain, e3m4_keys=fixed),
+        "keys in e3m4, rotated: halves": replace(halves, e3m4_keys=fixed),
+        "values": values,
+    }
+    for headroom in (8, 16, 32):
+        of_keys, of_values = units_by_weights(decoder, headroom)
+        found[f"keys in e3m4, rotated: halves, headroom {headroom}"] = replace(halves, e3m4_keys=of_keys)
+        found[f"values in e3m4, headroom {headroom}"] = replace(values, e3m4_values=of_values)
+    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(spec.num_layers))
+    cached = replace(halves, weights=EVERY, inputs=EVERY, plain_downs=kept, is_compensated=True, values=True)
+    in_e3m4 = replace(cached, e3m4_keys=units_by_weights(decoder, HEADROOM)[0])
+    name = "compensated weights and activations, cache rotated: halves"
+    found[name] = cached
+    found[f"{name}, keys in e3m4"] = replace(cached, e3m4_keys=fixed)
+    found[f"{name}, keys in e3m4 by weights"] = in_e3m4
+    of_values = units_by_weights(decoder, 16)[1]
+    found[f"{name}, keys and values in e3m4 by weights"] = replace(in_e3m4, e3m4_values=of_values)
     return found
 
 
@@ -504,18 +545,21 @@ def main() -> None:
     parser.add_argument("--inputs", action="store_true", help="the rows about inputs of linear layers")
     parser.add_argument("--row-parts", action="store_true", help="the rows about inputs as two parts of eight bits")
     parser.add_argument("--balance", action="store_true", help="the rows about balanced keys, and keys in INT8")
-    parser.add_argument("--data", type=Path, help="folder of Markdown files, for --keys, --inputs, --balance")
+    parser.add_argument("--e3m4", action="store_true", help="the rows about a cache in e3m4")
+    parser.add_argument("--data", type=Path, help="folder of Markdown files, for --keys, --inputs, --balance, --e3m4")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     decoder = load(given.model)
     tokenizer = load_tokenizer(open_checkpoint(given.model).text)
     windows = windows_of(tokenizer.encode(embedded_text()[:80_000]), given.windows, given.window_len)
-    if given.keys or given.inputs or given.balance:
+    if given.keys or given.inputs or given.balance or given.e3m4:
         text = "\n".join(path.read_text() for path in sorted(given.data.glob("*.md")))
         data = windows_of(tokenizer.encode(text[:120_000]), 16)
         decoder = with_compensated(decoder, data)
         if given.balance:
             chosen = balance_variants(decoder, data)
+        elif given.e3m4:
+            chosen = e3m4_variants(decoder)
         else:
             chosen = (key_variants if given.keys else input_variants)(decoder.spec.num_layers)
     elif given.row_parts:

@@ -13,6 +13,8 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig
+from headrace.engine.fake_settings import fake_settings
+from headrace.engine.kv_offloading import about_of
 from headrace.engine.resolve import resolve, resolve_here
 from headrace.errors import ConfigError
 from headrace.hardware import read_facts
@@ -52,6 +54,17 @@ def answers(model: Path, *, params: SamplingParams = GREEDY, **settings: Any) ->
     ) as llm:
         found = [output for prompts in rounds() for output in llm.generate(prompts, params, use_tqdm=False)]
         return [list(output.outputs[0].token_ids) for output in found], llm.stats.scheduler
+
+
+def test_blocks_of_an_fp8_cache_with_other_keys_are_not_read(tiny_directory: Path) -> None:
+    """Blocks that were written before keys were in e3m4 have the same type and size."""
+    spec, config = open_checkpoint(str(tiny_directory)).spec, EngineConfig(model=str(tiny_directory))
+    about = {
+        kv_dtype: about_of(fake_settings(kv_dtype=kv_dtype), config, spec, tiny_directory, 4096)
+        for kv_dtype in ("float32", "float8_e4m3fn")
+    }
+    assert "e3m4" in str(about["float8_e4m3fn"]["keys"])
+    assert "keys" not in about["float32"]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels.layout import LayerCache, Splits, StepLayout
+from headrace.kernels.reference.e3m4 import decode_e3m4, encode_e3m4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,20 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def make_cache(place: Place, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> LayerCache:
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return LayerCache(place.randn(*shape), place.randn(*shape))
+
+
+def in_fp8(cache: LayerCache) -> LayerCache:
+    """The same keys and values in FP8, with another unit for the keys of each head."""
+    num_kv_heads = cache.keys.shape[1]
+    units = 2.0 ** (torch.arange(num_kv_heads, device=cache.keys.device) % 4 + 10.0)
+    keys = encode_e3m4(cache.keys.float() / units[:, None, None])
+    return LayerCache(keys, cache.values.float().to(torch.float8_e4m3fn), key_units=units)
+
+
+def keys_of(cache: LayerCache) -> torch.Tensor:  # float32 of keys in FP8
+    if cache.key_units is None:
+        return cache.keys.float()
+    return decode_e3m4(cache.keys) * cache.key_units[:, None, None]
 
 
 def make_layout(

@@ -9,7 +9,7 @@ import torch
 
 from headrace.kernels import reference
 from headrace.kernels.layout import LayerCache, Splits, StepLayout
-from tests.kernels.places import GPU, Place, cases, make_cache, make_layout, relative_error
+from tests.kernels.places import Place, cases, in_fp8, keys_of, make_cache, make_layout, relative_error
 
 GPU_SHAPES = [(32, 8, 128), (32, 4, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 2, 256), (64, 8, 64), (40, 1, 128)]
 SMALL_SHAPES = [(4, 2, 32), (3, 1, 48)]
@@ -26,6 +26,12 @@ def norms_of(place: Place, head_dim: int, *, has_norms: bool) -> tuple[torch.Ten
     if not has_norms:
         return None, None
     return torch.rand(head_dim, device=place.device) + 0.5, torch.rand(head_dim, device=place.device) + 0.5
+
+
+def round_values(qkv: torch.Tensor, num_columns: int) -> None:
+    """Rounds the last columns to FP8: the interpreter does not carry when it rounds up to e4m3."""
+    values = qkv[:, -num_columns:]
+    values.copy_(values.float().to(torch.float8_e4m3fn).to(qkv.dtype))
 
 
 def check(
@@ -46,9 +52,11 @@ def check(
     layout = dataclasses.replace(layout, has_few_decodes=True)
     cache = make_cache(place, num_blocks, 16, heads[1], head_dim)
     if is_fp8:
-        cache = LayerCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn))
+        cache = in_fp8(cache)
     expected_cache = copy_of(cache)
     qkv = place.randn(len(context_lens), (heads[0] + 2 * heads[1]) * head_dim)
+    if is_fp8:
+        round_values(qkv, heads[1] * head_dim)
     angles = torch.rand(max(context_lens), head_dim // 2, device=place.device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     rope = (*heads, *norms_of(place, head_dim, has_norms=has_norms), 1e-6)
@@ -56,10 +64,9 @@ def check(
     q = reference.rope_and_store(qkv.clone(), layout, cos_sin, expected_cache, *rope)
     expected = reference.paged_attention(q, expected_cache, layout, head_dim**-0.5, *scores, slides=slides)
     found = gpu.rope_and_attend(qkv.clone(), layout, cos_sin, cache, *rope, head_dim**-0.5, *scores, slides=slides)
-    assert relative_error(found, expected) < place.attention_error
-    assert relative_error(cache.keys, expected_cache.keys) < (
-        0.02 if is_fp8 else place.error
-    )  # some are rounded the other way
+    assert relative_error(found, expected) < max(place.attention_error, 1e-3 if is_fp8 else 0.0)
+    limit = 5e-3 if is_fp8 else place.error  # some are rounded the other way
+    assert relative_error(keys_of(cache), keys_of(expected_cache)) < limit
     assert torch.equal(cache.values.float(), expected_cache.values.float())
 
 
@@ -89,15 +96,24 @@ def test_one_kernel_computes_what_two_compute(
     check(place, heads, head_dim, splits, context_lens, (window, softcap), slides=slides, has_norms=has_norms)
 
 
-@pytest.mark.gpu  # the interpreter does not carry when it rounds up to FP8
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), GPU_SHAPES)
-@pytest.mark.parametrize("splits", SPLITS)
+@cases(
+    "num_heads num_kv_heads head_dim splits context_lens",
+    gpu=[(*shape, splits, CONTEXT_LENS) for shape in GPU_SHAPES for splits in SPLITS],
+    interpreted=[(*shape, splits, SMALL_CONTEXT_LENS) for shape in SMALL_SHAPES for splits in SPLITS],
+    quick=[(*SMALL_SHAPES[0], SPLITS[2], SMALL_CONTEXT_LENS)],
+)
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_a_cache_in_fp8_is_written_and_read(
-    num_heads: int, num_kv_heads: int, head_dim: int, splits: Splits, has_norms: bool
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    splits: Splits,
+    context_lens: list[int],
+    has_norms: bool,
 ) -> None:
-    scores = (None, None)
-    check(GPU, (num_heads, num_kv_heads), head_dim, splits, CONTEXT_LENS, scores, has_norms=has_norms, is_fp8=True)
+    heads, scores = (num_heads, num_kv_heads), (None, None)
+    check(place, heads, head_dim, splits, context_lens, scores, has_norms=has_norms, is_fp8=True)
 
 
 def with_drafts(place: Place, layout: StepLayout, num_rows: list[int]) -> StepLayout:
@@ -126,7 +142,10 @@ def with_drafts(place: Place, layout: StepLayout, num_rows: list[int]) -> StepLa
     quick=[(4, 2, 32)],
 )
 @pytest.mark.parametrize("splits", [Splits(), Splits(3, 16)], ids=["whole", "split"])
-@pytest.mark.parametrize(("window", "softcap", "has_norms"), [(None, None, True), (20, 20.0, False), (3, None, False)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_norms", "is_fp8"),
+    [(None, None, True, False), (20, 20.0, False, False), (3, None, False, False), (None, None, False, True)],
+)
 @pytest.mark.parametrize("has_slopes", [False, True])
 def test_drafts_of_a_sequence_see_those_before_them(
     place: Place,
@@ -137,6 +156,7 @@ def test_drafts_of_a_sequence_see_those_before_them(
     window: int | None,
     softcap: float | None,
     has_norms: bool,
+    is_fp8: bool,
     has_slopes: bool,
 ) -> None:
     from headrace.kernels import gpu
@@ -149,8 +169,11 @@ def test_drafts_of_a_sequence_see_those_before_them(
     layout = dataclasses.replace(layout, positions=torch.tensor(lens, device=place.device) - 1)
     layout = with_drafts(place, layout, num_rows)
     cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    cache = in_fp8(cache) if is_fp8 else cache
     expected_cache = copy_of(cache)
     qkv = place.randn(sum(num_rows), (num_heads + 2 * num_kv_heads) * head_dim)
+    if is_fp8:
+        round_values(qkv, num_kv_heads * head_dim)
     angles = torch.rand(200, head_dim // 2, device=place.device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     rope = (num_heads, num_kv_heads, *norms_of(place, head_dim, has_norms=has_norms), 1e-6)
@@ -160,9 +183,10 @@ def test_drafts_of_a_sequence_see_those_before_them(
     found = gpu.rope_and_attend(
         qkv.clone(), layout, cos_sin, cache, *rope, head_dim**-0.5, window, softcap, slopes=slopes
     )
-    assert relative_error(found, expected) < place.attention_error
-    assert relative_error(cache.keys, expected_cache.keys) < place.error
-    assert torch.equal(cache.values, expected_cache.values)
+    assert relative_error(found, expected) < max(place.attention_error, 1e-3 if is_fp8 else 0.0)
+    limit = 5e-3 if is_fp8 else place.error  # some are rounded the other way
+    assert relative_error(keys_of(cache), keys_of(expected_cache)) < limit
+    assert torch.equal(cache.values.float(), expected_cache.values.float())
 
 
 @cases("num_heads num_kv_heads head_dim", gpu=[(64, 8, 64), (8, 8, 96)], interpreted=[(4, 2, 32)])

@@ -176,6 +176,24 @@ def test_each_rank_reads_only_its_experts(tmp_path: Path) -> None:
     assert max(read) < 0.52 * whole
 
 
+def test_each_rank_has_the_units_of_its_keys_in_an_fp8_cache(tmp_path: Path) -> None:
+    model = save(tmp_path, "llama, biased")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight[layer.self_attn.head_dim :] *= 8.0  # of the second KV head
+            layer.self_attn.k_proj.bias[layer.self_attn.head_dim :] *= 8.0
+    model.save_pretrained(tmp_path)
+
+    def units_of(decoder: Decoder) -> list[list[float]]:
+        caches = decoder.allocate_caches(1, 16, torch.float8_e4m3fn, num_slots=1)
+        return [[] if cache.key_units is None else cache.key_units.tolist() for cache in caches]
+
+    whole = units_of(load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.float32))
+    parts = on_ranks(2, lambda group: units_of(load_part(tmp_path, group)))
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+    assert all(first < second for first, second in whole)
+
+
 def test_each_stage_reads_only_its_layers(tmp_path: Path) -> None:
     model = save(tmp_path, "llama, tied, one kv head a query head")
     whole = sum(parameter.nbytes for parameter in model.parameters())

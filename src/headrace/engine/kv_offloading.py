@@ -123,7 +123,8 @@ def about_of(
     is_random = config.load_format == "random"
     ropes = [rope for rope in (spec.rope, spec.local_rope) if rope is not None]
     grows = any(rope.kind in ("dynamic", "longrope") for rope in ropes)
-    mixed = {"keys": "mixed in halves"} if settings.kv_dtype == "float8_e4m3fn" else {}  # `LayerCache.hadamard_len`
+    has_e3m4 = settings.kv_dtype == "float8_e4m3fn" and spec.latent is None
+    keys = {"keys": "e3m4, mixed in halves"} if has_e3m4 else {}  # with units by the weights: `LayerCache.key_units`
     return {
         "format": 1,
         "model": digest_of_model(source / "config.json" if is_random and source.is_dir() else source),
@@ -136,5 +137,5 @@ def about_of(
         "kv_cache_dtype": settings.kv_dtype,
         "block_size": settings.block_size,
         "block_bytes": block_bytes,
-        **mixed,
+        **keys,
     }

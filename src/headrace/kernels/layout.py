@@ -232,14 +232,16 @@ class LayerCache:
     """The KV cache of one layer. The device chooses the strides. Positions that were never written may hold anything,
     even NaN. A layer without attention has no blocks.
 
-    Keys and values may be narrower than the activations: float8_e4m3fn, without scales. Keys in FP8 have their
+    Keys and values may be narrower than the activations, in FP8: values are float8_e4m3fn without scales, keys are
+    e3m4 (uint8, see `kernels/reference/e3m4.py`) times a power of two for each head, `key_units`. Such keys have their
     dimensions mixed, and so have the queries that meet them: see `hadamard_len`. Of latents there is one head, and its
-    values are the first dimensions of its keys: see `of_latents`.
+    values are the first dimensions of its keys, in FP8 float8_e4m3fn: see `of_latents`.
     """
 
     keys: Tensor  # [num_blocks, Hkv, block_size, D]
     values: Tensor  # [num_blocks, Hkv, block_size, D]
     state: LayerState | None = None  # of a layer with a recurrent mixer
+    key_units: Tensor | None = None  # [Hkv] float32, of keys in e3m4
 
     @classmethod
     def of_latents(cls, keys: Tensor, rank: int) -> LayerCache:
@@ -254,13 +256,13 @@ class LayerCache:
     @property
     def hadamard_len(self) -> int:
         """How many neighbouring dimensions of a head are mixed by an orthonormal Hadamard matrix after RoPE, in queries
-        and keys: 1 for none, in FP8 half of the head, or the largest power of two that divides the half.
+        and keys: 1 for none, in e3m4 half of the head, or the largest power of two that divides the half.
 
         Scores do not change, but what rounding does to them: the largest dimensions of keys meet those of queries, and
         mixed their errors average out (docs/quantization.md). The halves, whose dimensions RoPE pairs, stay apart.
         """
         half = self.keys.shape[3] // 2
-        return half & -half if self.keys.dtype == torch.float8_e4m3fn else 1
+        return half & -half if self.key_units is not None else 1
 
     @property
     def raw_sides(self) -> tuple[Tensor, ...]:

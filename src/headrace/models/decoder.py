@@ -19,7 +19,7 @@ from headrace.models.adapters import in_step
 from headrace.models.embeddings import Embeddings
 from headrace.models.head import PoolerHead
 from headrace.models.layers import Mlp, Norm
-from headrace.models.mixer import Mixer
+from headrace.models.mixer import Mixer, key_units_of
 from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
 from headrace.models.streaming import LayerStream
@@ -70,9 +70,16 @@ class Decoder:
 
         def of_layer(layer: int) -> LayerCache:
             own_blocks = num_blocks if self.spec.has_attention(layer) else 0
-            return self.with_state(self.allocate_cache(own_blocks, block_size, dtype), layer, num_slots)
+            cache = self._with_key_units(self.allocate_cache(own_blocks, block_size, dtype), layer)
+            return self.with_state(cache, layer, num_slots)
 
         return [of_layer(layer) for layer in range(self.spec.num_cache_layers)]
+
+    def _with_key_units(self, cache: LayerCache, layer: int) -> LayerCache:
+        units = key_units_of(self.layers[layer].mixer)
+        if cache.key_units is None or not units:
+            return cache
+        return replace(cache, key_units=torch.tensor(units, device=self.device))
 
     def with_state(self, cache: LayerCache, layer: int, num_slots: int) -> LayerCache:
         """Adds the recurrent state of the layer, if it has one."""

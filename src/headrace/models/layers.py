@@ -58,6 +58,9 @@ class QueryKeyNorms(Protocol):
     def __call__(self, qkv: Tensor) -> None:
         """Norms in place. The columns are queries, keys, values."""
 
+    def key_gains(self, num_kv_heads: int) -> Tensor:  # [Hkv, D]
+        """The weights of the keys' norms."""
+
 
 @dataclass(frozen=True, slots=True)
 class WideNorms:
@@ -72,6 +75,9 @@ class WideNorms:
         queries.copy_(self.queries.plain(queries))
         keys.copy_(self.keys.plain(keys))
 
+    def key_gains(self, num_kv_heads: int) -> Tensor:
+        return self.keys.weight.view(num_kv_heads, -1)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
@@ -84,6 +90,9 @@ class HeadNorms:
         num_heads, head_dim = self.weight.shape
         heads = qkv.view(qkv.shape[0], -1, head_dim)[:, :num_heads]
         heads.copy_(F.layer_norm(heads.float(), (head_dim,), eps=self.eps) * self.weight)
+
+    def key_gains(self, num_kv_heads: int) -> Tensor:
+        return self.weight[-num_kv_heads:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class Attention:
     sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
     slopes: Tensor | None = None  # [Hq] float32, of ALiBi: how much scores fall with the distance
     gate: ops.PackedLinear | None = None  # [Hq * D, H], the output is multiplied by its sigmoid
+    key_units: tuple[float, ...] = ()  # [Hkv], for an FP8 cache; empty: the keys are those of another layer
 
     @property
     def input_linear(self) -> ops.PackedLinear | None:

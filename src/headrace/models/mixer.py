@@ -41,3 +41,9 @@ class BothMixers:
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         return self.attention(x, layout, cache, kept).add_(self.recurrent(x, layout, cache, kept))
+
+
+def key_units_of(mixer: Mixer | None) -> tuple[float, ...]:
+    """See `Attention.key_units`; empty for mixers without keys, and for latents."""
+    attention = mixer.attention if isinstance(mixer, BothMixers) else mixer
+    return attention.key_units if isinstance(attention, Attention) else ()

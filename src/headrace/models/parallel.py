@@ -103,3 +103,6 @@ class ParallelWideNorms:
         sums = self.group.all_reduce(squares.contiguous())
         queries.copy_(wide_queries * (sums[:, :1] / self.num_queries + self.eps).rsqrt() * self.q_weight)
         keys.copy_(wide_keys * (sums[:, 1:] / self.num_keys + self.eps).rsqrt() * self.k_weight)
+
+    def key_gains(self, num_kv_heads: int) -> Tensor:  # [Hkv, D]
+        return self.k_weight.view(num_kv_heads, -1)

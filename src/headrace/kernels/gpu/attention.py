@@ -13,6 +13,8 @@ from headrace.kernels.gpu import flash
 from headrace.kernels.gpu.decode_attention import decode_attention
 from headrace.kernels.gpu.prefill_attention import prefill_attention
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.reference.e3m4 import plain_key_units
+from headrace.kernels.reference.fp8 import FP8
 
 
 def allocate_cache(
@@ -22,7 +24,9 @@ def allocate_cache(
     finite."""
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return LayerCache(
-        keys=torch.zeros(shape, dtype=dtype, device=device), values=torch.zeros(shape, dtype=dtype, device=device)
+        keys=torch.zeros(shape, dtype=torch.uint8 if dtype == FP8 else dtype, device=device),
+        values=torch.zeros(shape, dtype=dtype, device=device),
+        key_units=plain_key_units(num_kv_heads, device) if dtype == FP8 else None,
     )
 
 

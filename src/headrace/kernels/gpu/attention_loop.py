@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headrace.kernels.gpu.e3m4 import key_in
+
 NO_WINDOW = 1 << 30
 LOG2E = 1.4426950408889634
 
@@ -24,8 +26,8 @@ def first_seen(position, window, SLIDES: tl.constexpr):
 @triton.jit
 def in_dot_dtype(query, keys):
     """Converts the query to the type of the dot products: float16 for an FP8 cache, because the GPU widens FP8 to
-    float16, which represents every FP8 value."""
-    if keys.dtype.element_ty == tl.float8e4nv:
+    float16, which represents every number of e4m3 (latents) and e3m4."""
+    if keys.dtype.element_ty == tl.float8e4nv or keys.dtype.element_ty == tl.uint8:
         query = query.to(tl.float16)
     return query
 
@@ -78,7 +80,7 @@ _WIDEN_UPPER = tl.constexpr(_WIDEN % "0x4431")
 
 @triton.jit
 def widen_fp8(pairs, UPPER: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """Converts the lower or upper bytes of 16-bit words from FP8 to float16."""
+    """Converts the lower or upper bytes of 16-bit words from e4m3 to float16."""
     if IS_INTERPRETED:
         wide = ((pairs >> (8 if UPPER else 0)) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
@@ -113,6 +115,7 @@ def attend(
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Runs query rows over the keys from `begin` to `end`. A row sees the keys up to its entry of `positions`.
 
@@ -126,13 +129,13 @@ def attend(
         highest, total, mixed = _pass(
             highest, total, mixed, query, keys, values, table, positions, begin, whole, kv_head, scale, window, softcap,
             slope, query_positions, end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS,
-            False, HAS_WINDOW, SLIDES, HAS_SOFTCAP, HAS_SLOPES,
+            False, HAS_WINDOW, SLIDES, HAS_SOFTCAP, HAS_SLOPES, IS_INTERPRETED,
         )  # fmt: skip
         begin = whole
     return _pass(
         highest, total, mixed, query, keys, values, table, positions, begin, end, kv_head, scale, window, softcap,
         slope, query_positions, end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS,
-        True, HAS_WINDOW, SLIDES, HAS_SOFTCAP, HAS_SLOPES,
+        True, HAS_WINDOW, SLIDES, HAS_SOFTCAP, HAS_SLOPES, IS_INTERPRETED,
     )  # fmt: skip
 
 
@@ -165,6 +168,7 @@ def _pass(
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Runs one pass over the keys from `begin` to `stop`, KEYS at a time."""
     tokens = tl.arange(0, KEYS)
@@ -187,7 +191,7 @@ def _pass(
         else:
             key = tl.load(keys + at)
             value = tl.load(values + at)
-        score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
+        score = tl.dot(query, tl.trans(key_in(query.dtype, key, IS_INTERPRETED))) * scale
         if HAS_SOFTCAP:
             score = cap_softly(score, softcap)
         if HAS_SLOPES:

@@ -20,6 +20,7 @@ from headrace.kernels.gpu.attention_loop import (
     widen_fp8,
 )
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
+from headrace.kernels.gpu.e3m4 import key_in, scale_of_head
 from headrace.kernels.gpu.shared_attention import SHARED_SPLITS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -67,6 +68,7 @@ def decode_attention(
         "BLOCK_SIZE": cache.block_size,
         "HAS_SOFTCAP": softcap is not None,
         "HAS_SLOPES": slopes is not None,
+        "IS_INTERPRETED": triton.knobs.runtime.interpret,
     }
     if shared is not None:
         shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, slopes, num_splits, **common)
@@ -77,6 +79,7 @@ def decode_attention(
         q,
         cache.keys,
         cache.values.view(torch.int16) if is_fp8 else cache.values,
+        q if cache.key_units is None else cache.key_units,
         layout.block_tables,
         layout.slots,
         layout.context_lens,
@@ -105,7 +108,6 @@ def decode_attention(
         SLIDES=slides,
         HAS_SINKS=sinks is not None,
         IN_PAIRS=is_fp8,
-        IS_INTERPRETED=triton.knobs.runtime.interpret,
         MERGED_TOGETHER=_MERGED_TOGETHER,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -130,6 +132,7 @@ def _decode(
     q,
     keys,
     values,
+    key_units,
     block_tables,
     slots,
     context_lens,
@@ -222,6 +225,7 @@ def _decode(
         seconds = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
     else:
         mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    scale = scale_of_head(scale, keys, key_units, head)
     tokens = tl.arange(0, TILE)
     query_positions = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
     slope = tl.zeros([GROUP_BLOCK], tl.float32)
@@ -244,7 +248,7 @@ def _decode(
             value = tl.load(values + (line // 2)[:, None] + columns[None, :], mask=is_pair, other=0)
         else:
             value = tl.load(values + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
-        score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
+        score = tl.dot(query, tl.trans(key_in(query.dtype, key, IS_INTERPRETED))) * scale
         if HAS_SOFTCAP:
             score = cap_softly(score, softcap)
         if HAS_SLOPES:

@@ -31,6 +31,7 @@ from headrace.kernels.gpu.attention_loop import (
 )
 from headrace.kernels.gpu.decode_attention import MAX_SPLITS, own_splits
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
+from headrace.kernels.gpu.e3m4 import key_in, scale_of_head, stored_key
 from headrace.kernels.gpu.rope import mixed_columns, rotated
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -81,6 +82,7 @@ def rope_and_attend(
         cache.keys,
         cache.values,
         cache.values.view(torch.int16) if is_fp8 else cache.values,
+        qkv if cache.key_units is None else cache.key_units,
         layout.block_tables,
         layout.slots,
         layout.context_lens,
@@ -146,6 +148,7 @@ def _rope_and_attend(
     keys,
     values,
     paired_values,  # the same memory; of an FP8 cache as 16-bit words, see `decode_attention`
+    key_units,
     block_tables,
     slots,
     context_lens,
@@ -228,6 +231,7 @@ def _rope_and_attend(
     cos = tl.load(angles, mask=dims < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0)
     last_block = tl.load(table + own // BLOCK_SIZE).to(tl.int64)
+    scale = scale_of_head(scale, keys, key_units, head)
     wait_for_kernels_before(IS_DEPENDENT)
     if (context_len == 0) | (split >= count):  # padding, or nothing is left for this split
         return
@@ -273,8 +277,10 @@ def _rope_and_attend(
     left = tl.zeros([ROWS, HALF_BLOCK], tl.float32)
     right = tl.zeros([ROWS, HALF_BLOCK], tl.float32)
     if split == count - 1:  # the step's tokens
-        first_part = mixed_columns(new_first, NEW_BLOCK, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
-        second_part = mixed_columns(new_second, NEW_BLOCK, HALF_BLOCK, HADAMARD_PASSES).to(keys.dtype.element_ty)
+        new_first = mixed_columns(new_first, NEW_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
+        new_second = mixed_columns(new_second, NEW_BLOCK, HALF_BLOCK, HADAMARD_PASSES)
+        first_part = stored_key(new_first, keys, key_units, head)
+        second_part = stored_key(new_second, keys, key_units, head)
         left_part, right_part = left_value.to(values.dtype.element_ty), right_value.to(values.dtype.element_ty)
         # Each program stores its own token: others of the same slot have programs too.
         place = ((last_block * NUM_KV_HEADS + head) * BLOCK_SIZE + own % BLOCK_SIZE) * HEAD_DIM
@@ -294,8 +300,10 @@ def _rope_and_attend(
                 ROWS, HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, False, IS_INTERPRETED,
             )  # fmt: skip
         else:
-            highest = tl.sum(query_first.to(tl.float32) * first_part.to(tl.float32), axis=1)
-            highest += tl.sum(query_second.to(tl.float32) * second_part.to(tl.float32), axis=1)
+            first_part = key_in(tl.float32, first_part, IS_INTERPRETED)
+            second_part = key_in(tl.float32, second_part, IS_INTERPRETED)
+            highest = tl.sum(query_first.to(tl.float32) * first_part, axis=1)
+            highest += tl.sum(query_second.to(tl.float32) * second_part, axis=1)
             highest *= scale
             if HAS_SOFTCAP:
                 highest = cap_softly(highest, softcap)
@@ -410,8 +418,10 @@ def _see_tile(
     IS_INTERPRETED: tl.constexpr,
 ):
     """Adds a tile of keys and values to the running softmax of the rows."""
-    score = tl.dot(query_first, tl.trans(key_first.to(query_first.dtype)))
-    score = tl.dot(query_second, tl.trans(key_second.to(query_second.dtype)), score) * scale
+    key_first = key_in(query_first.dtype, key_first, IS_INTERPRETED)
+    key_second = key_in(query_second.dtype, key_second, IS_INTERPRETED)
+    score = tl.dot(query_first, tl.trans(key_first))
+    score = tl.dot(query_second, tl.trans(key_second), score) * scale
     if HAS_SOFTCAP:
         score = cap_softly(score, softcap)
     if HAS_SLOPES:

@@ -6,7 +6,8 @@ Scales are float32, and value = fp8 value * scale. A row's scale is its largest 
     activations   one scale per row (token), computed by the kernel that produces the row: `norms.py`, `activation.py`;
                   `quantize_rows` here quantizes rows that come in the model's own type
     applied       after the sums of the GEMM, which are in float32: `fp8_linear.py`, `experts.py` for experts
-    KV cache      float8 without scales; `rope.py` stores it, attention widens it to float16 (`attention_loop.py`)
+    KV cache      values in float8 without scales, keys in e3m4 (`e3m4.py`); `rope.py` stores them, attention widens
+                  them to float16 (`attention_loop.py`)
 
 `layout.Fp8Rows` carries quantized rows with their scales. `PackedLinear.prefers_fp8` tells `models/layers.py` whether
 the norm or activation before a linear layer should return them: up to 16 rows keep their type (`few_rows.py`).

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.e3m4 import key_in, scale_of_head
 from headrace.kernels.layout import Gathering, LayerCache, StepLayout
 
 _TOKENS = 32  # per program: the best of 32, 64 and 128 on an H200, 2026-11-15
@@ -24,6 +25,7 @@ def gather_contexts(
     _gather_context[(num_kv_heads, triton.cdiv(gathering.longest, _TOKENS), num_seqs)](
         cache.keys,
         cache.values,
+        cache.keys if cache.key_units is None else cache.key_units,
         layout.block_tables,
         layout.slots[gathering.first_seq :],
         gathering.starts,
@@ -36,6 +38,7 @@ def gather_contexts(
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         TOKENS=_TOKENS,
+        IS_INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=4,
     )
     return keys, values
@@ -45,6 +48,7 @@ def gather_contexts(
 def _gather_context(
     keys,
     values,
+    key_units,
     block_tables,
     slots,
     starts,
@@ -57,6 +61,7 @@ def _gather_context(
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     head, tile, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + seq)
@@ -73,5 +78,7 @@ def _gather_context(
     target = (head.to(tl.int64) * num_tokens + start + position)[:, None] * HEAD_DIM + dims[None, :]
     key = tl.load(keys + source, mask=inside, other=0.0)
     value = tl.load(values + source, mask=inside, other=0.0)
+    if keys.dtype.element_ty == tl.uint8:
+        key = key_in(tl.float32, key, IS_INTERPRETED) * scale_of_head(1.0, keys, key_units, head)
     tl.store(gathered_keys + target, key.to(gathered_keys.dtype.element_ty), mask=inside)
     tl.store(gathered_values + target, value.to(gathered_values.dtype.element_ty), mask=inside)

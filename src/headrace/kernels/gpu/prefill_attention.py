@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, attend, first_seen, in_dot_dtype
+from headrace.kernels.gpu.e3m4 import scale_of_head
 from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -47,6 +48,7 @@ def prefill_attention(
         q,
         cache.keys,
         cache.values,
+        q if cache.key_units is None else cache.key_units,
         layout.block_tables,
         layout.slots,
         layout.context_lens,
@@ -72,6 +74,7 @@ def prefill_attention(
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         HAS_SLOPES=slopes is not None,
+        IS_INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=num_warps,
         num_stages=num_stages,
     )
@@ -82,6 +85,7 @@ def _prefill(
     q,
     keys,
     values,
+    key_units,
     block_tables,
     slots,
     context_lens,
@@ -107,6 +111,7 @@ def _prefill(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     head, tile = tl.program_id(0), tl.program_id(1)
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -145,7 +150,7 @@ def _prefill(
         tl.maximum(begin, (first_position + 1) // KEYS * KEYS),
         end,
         kv_head,
-        scale,
+        scale_of_head(scale, keys, key_units, kv_head),
         window,
         softcap,
         slope,
@@ -160,6 +165,7 @@ def _prefill(
         SLIDES,
         HAS_SOFTCAP,
         HAS_SLOPES,
+        IS_INTERPRETED,
     )
     if HAS_SINKS:
         total, mixed = add_sink(highest, total, mixed, tl.load(sinks + head))

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
+from headrace.kernels.gpu.e3m4 import stored_key
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -31,6 +32,7 @@ def rope_and_store(
             cos_sin,
             cache.keys,
             cache.values,
+            qkv if cache.key_units is None else cache.key_units,
             qkv if q_norm is None else q_norm,
             qkv if k_norm is None else k_norm,
             eps,
@@ -136,6 +138,7 @@ def _rope_and_store(
     cos_sin,
     keys,
     values,
+    key_units,
     q_norm,
     k_norm,
     eps,
@@ -180,8 +183,8 @@ def _rope_and_store(
     )
     first = mixed_columns(first, 1, HALF_BLOCK, HADAMARD_PASSES)
     second = mixed_columns(second, 1, HALF_BLOCK, HADAMARD_PASSES)
-    tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)
-    tl.store(keys + place + half, second.to(keys.dtype.element_ty), mask=inside)
+    tl.store(keys + place, stored_key(first, keys, key_units, head), mask=inside)
+    tl.store(keys + place + half, stored_key(second, keys, key_units, head), mask=inside)
     at = key + tl.arange(0, 1)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.gpu.attention_loop import LOG2E, attend, in_dot_dtype
+from headrace.kernels.gpu.e3m4 import scale_of_head
 from headrace.kernels.layout import LayerCache, SharedPrefixes, StepLayout
 
 SHARED_SPLITS = 3  # most splits of an item
@@ -69,6 +70,7 @@ def shared_attention(
         q,
         cache.keys,
         cache.values,
+        q if cache.key_units is None else cache.key_units,
         layout.block_tables,
         layout.slots,
         layout.context_lens,
@@ -112,6 +114,7 @@ def _shared(
     q,
     keys,
     values,
+    key_units,
     block_tables,
     slots,
     context_lens,
@@ -140,6 +143,7 @@ def _shared(
     BLOCK_SIZE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     tiles = tl.arange(0, TILES)
     steps = tl.cdiv(tl.load(tile_lens + tiles, mask=tiles < num_tiles, other=0), KEYS)
@@ -185,7 +189,7 @@ def _shared(
             begin + (end - begin) // KEYS * KEYS,
             end,
             head,
-            scale,
+            scale_of_head(scale, keys, key_units, head),
             0,
             softcap,
             slope,
@@ -200,6 +204,7 @@ def _shared(
             True,
             HAS_SOFTCAP,
             HAS_SLOPES,
+            IS_INTERPRETED,
         )
         place = (tl.maximum(seq, 0).to(tl.int64) * NUM_HEADS + head * GROUP + member) * num_partials + first_partial
         tl.store(partial + (place + split)[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_query)

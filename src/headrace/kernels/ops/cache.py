@@ -14,7 +14,7 @@ def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
     """Allocates one layer's cache, [num_blocks, Hkv, block_size, D] twice; on a CPU memory is committed only as it
-    is used."""
+    is used. In FP8, keys have units for numbers up to 62, which the caller replaces by those of the layer."""
     kernels = kernels_for(device, dtype)
     cache: LayerCache = kernels.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
     return cache

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.layout import LayerCache, PackedLayout, StepLayout
+from headrace.kernels.reference.e3m4 import decode_e3m4, encode_e3m4
 from headrace.kernels.reference.fp8 import FP8, FP8_MAX
 from headrace.kernels.reference.norms import rms_norm
 
@@ -34,7 +35,10 @@ def rope_and_store(
         k = rms_norm(k, k_norm, eps)
     angles = cos_sin.index_select(0, layout.positions).unsqueeze(1)  # [T, 1, D]
     blocks, offsets = layout.slot_mapping // cache.block_size, layout.slot_mapping % cache.block_size
-    _store(cache.keys, blocks, offsets, _rotate(k, angles, cache.hadamard_len))
+    keys = _rotate(k, angles, cache.hadamard_len)
+    if cache.key_units is not None:
+        keys = encode_e3m4(keys.float() / cache.key_units[:, None])
+    _store(cache.keys, blocks, offsets, keys)
     _store(cache.values, blocks, offsets, v)
     return _rotate(q, angles, cache.hadamard_len)
 
@@ -110,6 +114,8 @@ def paged_attention(
         tokens = slice(starts[seq], starts[seq + 1])
         blocks = layout.block_tables[slot, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
+        if cache.key_units is not None:
+            keys = keys * cache.key_units[:, None, None]
         values = _gather(cache.values, blocks, context_len)
         out[tokens] = _attend(
             q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides, sinks, slopes
@@ -118,9 +124,10 @@ def paged_attention(
 
 
 def _gather(side: Tensor, blocks: Tensor, context_len: int) -> Tensor:
-    """Returns the first `context_len` keys or values of a sequence, [Hkv, context_len, D]."""
+    """Returns the first `context_len` keys or values of a sequence, [Hkv, context_len, D]; without units of keys."""
     chosen = side.view(torch.uint8)[blocks].view(FP8) if side.dtype == FP8 else side[blocks]
-    return chosen.transpose(0, 1).flatten(1, 2)[:, :context_len].float()
+    found = chosen.transpose(0, 1).flatten(1, 2)[:, :context_len]
+    return decode_e3m4(found) if side.dtype == torch.uint8 else found.float()
 
 
 def _attend(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.layout import LayerCache
+from headrace.kernels.reference.e3m4 import plain_key_units
 from headrace.kernels.reference.fp8 import FP8
 
 
@@ -17,7 +18,9 @@ def allocate_cache(
     """See `ops.allocate_cache`."""
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return LayerCache(
-        keys=torch.empty(shape, dtype=dtype, device=device), values=torch.empty(shape, dtype=dtype, device=device)
+        keys=torch.empty(shape, dtype=torch.uint8 if dtype == FP8 else dtype, device=device),
+        values=torch.empty(shape, dtype=dtype, device=device),
+        key_units=plain_key_units(num_kv_heads, device) if dtype == FP8 else None,
     )
 
 

@@ -15,6 +15,7 @@ from headrace.models.mixer import BothMixers, Mixer
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import ParallelWideNorms
 from headrace.models.spec import LatentSpec, ModelSpec
+from headrace.models.weights.key_units import units_of_normed, units_of_projected
 from headrace.models.weights.load_recurrent import recurrent_mixer
 from headrace.models.weights.reader import WeightReader
 
@@ -29,7 +30,7 @@ def decoder_layer(
     has_norm_of_its_own = spec.pre_norms and spec.mlp_norm_name != "input_layernorm"
     return Layer(
         attention_norm=attention_norm,
-        mixer=_mixer(reader, spec, index, prefix, cos_sin, query_scales),
+        mixer=_mixer(reader, spec, index, prefix, cos_sin, query_scales, attention_norm),
         attention_post_norm=reader.norm(prefix + "post_attention_layernorm") if spec.post_norms else None,
         mlp_norm=reader.norm(prefix + spec.mlp_norm_name) if has_norm_of_its_own else attention_norm,
         mlp=_mlp_or_mixture(reader, spec, index, prefix + "mlp."),
@@ -39,7 +40,13 @@ def decoder_layer(
 
 
 def _mixer(
-    reader: WeightReader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor, query_scales: Tensor | None
+    reader: WeightReader,
+    spec: ModelSpec,
+    index: int,
+    prefix: str,
+    cos_sin: Tensor,
+    query_scales: Tensor | None,
+    norm: Norm | None,
 ) -> Mixer | None:
     if spec.latent is not None:
         return _latent_attention(reader, spec, spec.latent, prefix + "self_attn.", cos_sin)
@@ -47,7 +54,7 @@ def _mixer(
     if spec.recurrent is not None and spec.has_state(index):
         recurrent = recurrent_mixer(reader, spec.recurrent, prefix + "recurrent.", eps=spec.norm_eps)
     if spec.has_attention(index):
-        attention = _attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales)
+        attention = _attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales, norm)
     if attention is not None and recurrent is not None:
         return BothMixers(attention, recurrent)
     return attention or recurrent
@@ -108,17 +115,24 @@ def _mixture(reader: WeightReader, spec: ModelSpec, prefix: str) -> Mixture:
 
 
 def _attention(
-    reader: WeightReader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor, query_scales: Tensor | None
+    reader: WeightReader,
+    spec: ModelSpec,
+    index: int,
+    prefix: str,
+    cos_sin: Tensor,
+    query_scales: Tensor | None,
+    norm: Norm | None,
 ) -> Attention:
     q_norm, k_norm = _head_norms(reader, spec, index, prefix)
-    source = spec.kv_source(index)
-    matrices = ("q_proj", "k_proj", "v_proj") if source is None else ("q_proj",)
+    wide_norms = _norms_of_all_heads(reader, spec, prefix)
+    gains = _key_gains(spec, k_norm, wide_norms)
+    qkv, key_units = _qkv(reader, spec, index, prefix, norm, gains)
     return Attention(
-        qkv=reader.linear(*(prefix + name for name in matrices), has_bias=spec.qkv_bias),
+        qkv=qkv,
         output=reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias),
         q_norm=q_norm,
         k_norm=k_norm,
-        wide_norms=_norms_of_all_heads(reader, spec, prefix),
+        wide_norms=wide_norms,
         cos_sin=cos_sin,
         query_scales=query_scales if spec.grows_queries(index) else None,
         num_heads=spec.num_heads,
@@ -132,7 +146,28 @@ def _attention(
         sinks=reader.float32(prefix + "sinks.bias") if spec.has_sinks else None,
         slopes=torch.tensor(spec.alibi_slopes, device=reader.device) if spec.alibi_slopes else None,
         gate=reader.linear(prefix + "output_gate_proj", has_bias=spec.qkv_bias) if spec.gates_attention else None,
+        key_units=key_units,
     )
+
+
+def _qkv(
+    reader: WeightReader, spec: ModelSpec, index: int, prefix: str, norm: Norm | None, gains: Tensor | None
+) -> tuple[ops.PackedLinear, tuple[float, ...]]:
+    """Returns the projection, and the units of its keys. `gains`: [Hkv, D], of norms of the keys."""
+    if spec.kv_source(index) is not None:
+        return reader.linear(prefix + "q_proj", has_bias=spec.qkv_bias), ()
+    qkv = reader.matrix(*(f"{prefix}{side}_proj" for side in "qkv"), has_bias=spec.qkv_bias)
+    if gains is not None:
+        return reader.pack(qkv), units_of_normed(gains)
+    sizes = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+    units = units_of_projected(qkv, norm, **sizes)
+    return reader.pack(qkv), units
+
+
+def _key_gains(spec: ModelSpec, k_norm: Tensor | None, wide_norms: QueryKeyNorms | None) -> Tensor | None:  # [Hkv, D]
+    if k_norm is not None:
+        return k_norm.expand(spec.num_kv_heads, -1)
+    return None if wide_norms is None else wide_norms.key_gains(spec.num_kv_heads)
 
 
 def _attention_scale(spec: ModelSpec) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,6 +32,15 @@ _MAPPED_FROM_BYTES = 1 << 20
 _MANY_ROWS = 1 << 16  # fewer of them may keep their type with weights in FP8
 _ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
 _ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Matrices that share their input as they were read, their rows concatenated, before they are packed."""
+
+    names: tuple[str, ...]
+    weight: Tensor | QuantizedWeight  # [N, K]
+    bias: Tensor | None  # [N]
 
 
 class WeightReader:
@@ -72,8 +82,23 @@ class WeightReader:
 
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
-        packed = self._plain_linear(*names, has_bias=has_bias)
-        return packed if self._adapters is None or not is_adapted(names[0]) else self._adapted(packed, names)
+        return self.pack(self.matrix(*names, has_bias=has_bias))
+
+    def matrix(self, *names: str, has_bias: bool) -> Matrix:
+        """Reads what `pack` makes a GEMM of: quantized, where the checkpoint is and stays so."""
+        bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
+        weights = tuple(f"{name}.weight" for name in names)
+        if self._keeps_stored and not self._scales:
+            stored = read_stored(self.source, weights, self.device, self._row_order)
+            if stored is not None:
+                self._count_read(stored.values.numel())
+                return Matrix(names, stored, bias)
+        return Matrix(names, self.tensor(*weights), bias)
+
+    def pack(self, matrix: Matrix) -> ops.PackedLinear:
+        packed = self._packed(matrix)
+        is_plain = self._adapters is None or not is_adapted(matrix.names[0])
+        return packed if is_plain else self._adapted(packed, matrix.names)
 
     def _adapted(self, packed: ops.PackedLinear, names: tuple[str, ...]) -> AdaptedLinear:
         """Adds the tables of adapters to a layer."""
@@ -90,23 +115,18 @@ class WeightReader:
             tuple(self._scales.get(_name_in_layer(name), 1.0) for name in stored),
         )
 
-    def _plain_linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
-        bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
-        weights = tuple(f"{name}.weight" for name in names)
-        if self._keeps_stored and not self._scales:
-            stored = read_stored(self.source, weights, self.device, self._row_order)
-            if stored is not None:
-                self._count_read(stored.values.numel())
-                return self._quantized_linear(stored, bias)
-        if weights[0] in self._kept:
-            return self.plain(self.tensor(*weights), bias)
+    def _packed(self, matrix: Matrix) -> ops.PackedLinear:
+        weight, bias = matrix.weight, matrix.bias
+        if not isinstance(weight, Tensor):
+            return self._quantized_linear(weight, bias)
+        if f"{matrix.names[0]}.weight" in self._kept:
+            return self.plain(weight, bias)
         kind = self._quantization
         if kind in ("int8", "int4"):
-            return self._quantized_linear(quantize(self.tensor(*weights), kind), bias, was_read=True)
-        packed = ops.pack_linear(self.tensor(*weights), bias, as_fp8=kind == "fp8")
+            return self._quantized_linear(quantize(weight, kind), bias, was_read=True)
+        packed = ops.pack_linear(weight, bias, as_fp8=kind == "fp8")
         if packed.prefers_fp8(_MANY_ROWS):
-            num_params = sum(math.prod(self.source.shape(name)) for name in weights)
-            self.num_bytes -= num_params * (self._dtype.itemsize - 1)
+            self.num_bytes -= weight.numel() * (self._dtype.itemsize - 1)
         return packed
 
     def _quantized_linear(
