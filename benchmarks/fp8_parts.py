@@ -411,6 +411,32 @@ def units_by_weights(decoder: Decoder, headroom: float) -> tuple[Tensor, Tensor]
     return keys, (headroom / E3M4_MAX * sizes).log2().ceil().exp2()
 
 
+def key_sizes(decoder: Decoder, windows: Tensor) -> dict[str, list[float]]:
+    """Root mean square and largest value of each head's mixed keys on text, relative to the root mean square that is
+    expected by the weights: the smallest of all heads, the median and the largest."""
+    spec, store, calls = decoder.spec, ops.rope_and_store, itertools.count()
+    squares, largest = (torch.zeros(spec.num_layers, spec.num_kv_heads) for _ in range(2))
+
+    def rope_and_store(qkv: Tensor, layout: Any, cos_sin: Tensor, cache: Any, *arguments: Any) -> Tensor:
+        q: Tensor = store(qkv, layout, cos_sin, cache, *arguments)
+        layer = next(calls) % spec.num_layers
+        keys = cache.keys.transpose(0, 1).flatten(1, 2)[:, : len(q)] @ ROTATIONS["halves"](spec.head_dim)
+        squares[layer] += keys.square().mean((1, 2)) / len(windows)
+        largest[layer] = torch.maximum(largest[layer], keys.abs().amax((1, 2)))
+        return q
+
+    ops.rope_and_store = rope_and_store
+    try:
+        with torch.inference_mode():
+            for ids in windows:
+                prefill(decoder, ids)
+    finally:
+        ops.rope_and_store = store
+    expected = Moments.of_weights(decoder).keys.diagonal(dim1=-2, dim2=-1).mean(-1).sqrt()
+    found = {"rms": squares.sqrt() / expected, "largest": largest / expected}
+    return {name: [round(float(x), 3) for x in (each.min(), each.median(), each.max())] for name, each in found.items()}
+
+
 def e3m4_variants(decoder: Decoder) -> dict[str, Variant]:
     """A cache in e3m4 instead of e4m3: keys and values times a power of two for each head."""
     spec = decoder.spec
@@ -568,6 +594,7 @@ def main() -> None:
         chosen = variants(decoder, loudest_layers(decoder, windows))
     if given.only:
         chosen = {name: chosen[name] for name in given.only}
+    facts = {"keys_to_expected": key_sizes(decoder, windows)} if given.e3m4 else {}
     plain = log_probabilities(Variant(), decoder, windows)
     found: dict[str, Cost] = {}
     for name, variant in chosen.items():
@@ -578,7 +605,7 @@ def main() -> None:
             flush=True,
         )
         if given.json:
-            given.json.write_text(json.dumps(record_of(given.model, windows, found), indent=1) + "\n")
+            given.json.write_text(json.dumps(record_of(given.model, windows, found) | facts, indent=1) + "\n")
 
 
 def record_of(model: str, windows: Tensor, found: dict[str, Cost]) -> dict[str, Any]:
