@@ -455,13 +455,14 @@ def e3m4_variants(decoder: Decoder) -> dict[str, Variant]:
         found[f"values in e3m4, headroom {headroom}"] = replace(values, e3m4_values=of_values)
     kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(spec.num_layers))
     cached = replace(halves, weights=EVERY, inputs=EVERY, plain_downs=kept, is_compensated=True, values=True)
-    in_e3m4 = replace(cached, e3m4_keys=units_by_weights(decoder, HEADROOM)[0])
     name = "compensated weights and activations, cache rotated: halves"
     found[name] = cached
     found[f"{name}, keys in e3m4"] = replace(cached, e3m4_keys=fixed)
-    found[f"{name}, keys in e3m4 by weights"] = in_e3m4
-    of_values = units_by_weights(decoder, 16)[1]
-    found[f"{name}, keys and values in e3m4 by weights"] = replace(in_e3m4, e3m4_values=of_values)
+    for headroom in (16, 32):
+        of_keys = units_by_weights(decoder, headroom)[0]
+        found[f"{name}, keys in e3m4, headroom {headroom}"] = replace(cached, e3m4_keys=of_keys)
+    both = replace(cached, e3m4_keys=units_by_weights(decoder, 32)[0], e3m4_values=units_by_weights(decoder, 16)[1])
+    found[f"{name}, keys and values in e3m4, headroom 32 and 16"] = both
     return found
 
 
