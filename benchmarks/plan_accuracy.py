@@ -38,7 +38,7 @@ from headrace.plan.workload import Workload, named, of_lengths, uniform
 
 RESULTS = Path(__file__).parent / "results"
 RECORD = RESULTS / "plan-accuracy.json"
-OFFLINE_FILES = ("offline-h200.jsonl", "restructure-h200.jsonl")  # newer records last
+OFFLINE_FILES = ("offline-h200.jsonl", "restructure-h200.jsonl")
 FEW = {"few": [(512, 512)] * 16, "alone": [(512, 512)]}
 HELD_OUT_MODELS = ("llama-3.2-3b", "qwen3-8b")
 HELD_OUT_ROWS = (("qwen3-30b-a3b", "few"), ("llama-3.1-8b", "short 4"))
@@ -124,7 +124,8 @@ def cases() -> list[Case]:
 
 
 def _offline_cases() -> Iterator[Case]:
-    newest = {(row["model"], row["workload"], row["dtype"]): row for name in OFFLINE_FILES for row in read(name)}
+    rows = sorted((row for name in OFFLINE_FILES for row in read(name)), key=lambda row: row["date"])
+    newest = {(row["model"], row["workload"], row["dtype"]): row for row in rows}
     for (model, workload, dtype), row in newest.items():
         yield _case(model, workload, dtype, row["seconds"], row["commit"], row["num_steps"], named(workload))
 
