@@ -4,6 +4,7 @@
     python benchmarks/fp8_parts.py --keys --windows 8 --data docs --json benchmarks/results/fp8-keys-cpu.json
     python benchmarks/fp8_parts.py --inputs --windows 4 --data docs --json benchmarks/results/fp8-inputs-cpu.json
     python benchmarks/fp8_parts.py --row-parts --windows 4 --json benchmarks/results/row-parts-cpu.json
+    python benchmarks/fp8_parts.py --copies --windows 4 --json benchmarks/results/int8-copies-cpu.json
     python benchmarks/fp8_parts.py --balance --windows 8 --data docs --json benchmarks/results/fp8-balance-cpu.json
     python benchmarks/fp8_parts.py --e3m4 --windows 8 --data docs --json benchmarks/results/fp8-e3m4-cpu.json
 
@@ -32,7 +33,15 @@ from about import commit, cpu_name
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.quantized import BLOCK_LEN, FP8, dequantize, quantize_fp8, quantize_groups_fp8, quantize_int8
+from headrace.kernels.quantized import (
+    BLOCK_LEN,
+    FP8,
+    dequantize,
+    quantize,
+    quantize_fp8,
+    quantize_groups_fp8,
+    quantize_int8,
+)
 from headrace.kernels.reference.e3m4 import E3M4_MAX, decode_e3m4, encode_e3m4
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
@@ -72,6 +81,9 @@ class Variant:
     balanced: frozenset[str] = frozenset()  # inputs whose channels are divided by the root of their largest value
     mixed: frozenset[str] = frozenset()  # inputs that are multiplied by a Hadamard matrix over each 64 channels
     input_rounding: Rounding | None = None  # instead of FP8 or INT8
+    has_int4_weights: bool = False  # instead of FP8
+    kept_rounding: Rounding | None = None  # of the weights of `plain_downs`
+    has_int8_head: bool = False
 
 
 def fp8_rows(x: Tensor) -> Tensor:
@@ -80,6 +92,10 @@ def fp8_rows(x: Tensor) -> Tensor:
 
 def int8_rows(x: Tensor) -> Tensor:
     return dequantize(quantize_int8(x))
+
+
+def int4_rows(x: Tensor) -> Tensor:
+    return dequantize(quantize(x, "int4"))
 
 
 def bf16_rows(x: Tensor) -> Tensor:
@@ -167,8 +183,16 @@ def load(model: str) -> Decoder:
         assert matrix.bias is None and isinstance(matrix.weight, Tensor)
         return Linear(matrix.weight.clone(), ops.pack_linear(matrix.weight))
 
-    WeightReader.pack = pack
+    def plain(self: WeightReader, weight: Tensor, bias: Tensor | None) -> Linear:  # the head
+        assert bias is None
+        return Linear(weight, ops.pack_linear(weight))
+
+    WeightReader.pack, WeightReader.plain = pack, plain
     return load_decoder(open_checkpoint(model), dtype=torch.float32, max_len=1024)
+
+
+def kept_downs(num_layers: int) -> frozenset[int]:
+    return frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(num_layers))
 
 
 def applied(variant: Variant, decoder: Decoder) -> Decoder:
@@ -176,7 +200,11 @@ def applied(variant: Variant, decoder: Decoder) -> Decoder:
         layer if index in variant.plain_layers else rounded_layer(_of_layer(variant, index), layer)
         for index, layer in enumerate(decoder.layers)
     )
-    return replace(decoder, layers=layers)
+    head = decoder.head
+    if variant.has_int8_head:
+        assert isinstance(head, Linear)
+        head = head.rounded(int8_rows, None)
+    return replace(decoder, layers=layers, head=head)
 
 
 def _of_layer(variant: Variant, index: int) -> Variant:
@@ -186,12 +214,14 @@ def _of_layer(variant: Variant, index: int) -> Variant:
 
 
 def rounded_layer(variant: Variant, layer: Layer) -> Layer:
-    rounding = int8_rows if variant.is_int8 else fp8_rows
+    rounding = int4_rows if variant.has_int4_weights else int8_rows if variant.is_int8 else fp8_rows
 
     def rounded(owner: Any, part: str) -> Linear:
         linear: Linear = getattr(owner, part)
         is_compensated = variant.is_compensated and part in variant.weights
         of_weight = rounding if part in variant.weights and not is_compensated else None
+        if part == "down" and part not in variant.weights:
+            of_weight = variant.kept_rounding
         of_input = variant.input_rounding or (fp8_groups if variant.has_input_groups else rounding)
         if part in variant.balanced:
             of_input = balanced_rows(linear.largest)
@@ -393,7 +423,7 @@ def balance_variants(decoder: Decoder, windows: Tensor) -> dict[str, Variant]:
         "keys in INT8, rotated: halves": replace(halves, has_int8_keys=True),
         "keys in INT8, rotated: whole": replace(whole, has_int8_keys=True),
     }
-    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(decoder.spec.num_layers))
+    kept = kept_downs(decoder.spec.num_layers)
     cached = replace(halves, weights=EVERY, inputs=EVERY, plain_downs=kept, is_compensated=True, values=True)
     name = "compensated weights and activations, cache rotated: halves"
     found[name] = cached
@@ -453,7 +483,7 @@ def e3m4_variants(decoder: Decoder) -> dict[str, Variant]:
         of_keys, of_values = units_by_weights(decoder, headroom)
         found[f"keys in e3m4, rotated: halves, headroom {headroom}"] = replace(halves, e3m4_keys=of_keys)
         found[f"values in e3m4, headroom {headroom}"] = replace(values, e3m4_values=of_values)
-    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(spec.num_layers))
+    kept = kept_downs(spec.num_layers)
     cached = replace(halves, weights=EVERY, inputs=EVERY, plain_downs=kept, is_compensated=True, values=True)
     name = "compensated weights and activations, cache rotated: halves"
     found[name] = cached
@@ -469,7 +499,7 @@ def e3m4_variants(decoder: Decoder) -> dict[str, Variant]:
 def key_variants(num_layers: int) -> dict[str, Variant]:
     """What lowers the cost of keys in FP8, and of all parts together, with the down projections kept that Headrace
     keeps."""
-    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(num_layers))
+    kept = kept_downs(num_layers)
     both = Variant(EVERY, EVERY, plain_downs=kept)
     found = {
         "keys": Variant(keys=True),
@@ -494,7 +524,7 @@ def key_variants(num_layers: int) -> dict[str, Variant]:
 
 def input_variants(num_layers: int) -> dict[str, Variant]:
     """Which inputs cost how much, and what does not lower it."""
-    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(num_layers))
+    kept = kept_downs(num_layers)
     found = {"inputs": Variant(inputs=EVERY, plain_downs=kept)}
     for part in PARTS:
         alone = Variant(inputs=frozenset({part}), plain_downs=kept)
@@ -513,6 +543,18 @@ def row_part_variants() -> dict[str, Variant]:
         "two integer parts of bfloat16": integer_parts_of_rows,
     }
     return {f"inputs in {name}": Variant(inputs=EVERY, input_rounding=each) for name, each in roundings.items()}
+
+
+def copy_variants(num_layers: int) -> dict[str, Variant]:
+    """What few rows on a GPU lose by INT8 copies of the head and of the matrices that keep 16 bits."""
+    int4 = Variant(weights=EVERY, has_int4_weights=True)
+    kept = replace(int4, plain_downs=kept_downs(num_layers))
+    return {
+        "head in INT8": Variant(has_int8_head=True),
+        "weights in four bits": int4,
+        "weights in four bits, four down projections in 16": kept,
+        "weights in four bits, four down projections in INT8": replace(kept, kept_rounding=int8_rows),
+    }
 
 
 def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
@@ -536,7 +578,7 @@ def variants(decoder: Decoder, loudest: list[int]) -> dict[str, Variant]:
         name = f"all but down of {', '.join(map(str, layers))}"
         found[name] = Variant(EVERY, EVERY, plain_downs=frozenset(layers))
     best = Variant(EVERY, EVERY, plain_downs=frozenset(loudest[:2]), keys=True, values=True)
-    kept = frozenset(int(name.split(".")[2]) for name in kept_in_16_bits(last + 1))
+    kept = kept_downs(last + 1)
     found["all but the kept down"] = Variant(EVERY, EVERY, plain_downs=kept)
     found["all but the kept down, and the cache"] = Variant(EVERY, EVERY, plain_downs=kept, keys=True, values=True)
     found |= {
@@ -571,6 +613,7 @@ def main() -> None:
     parser.add_argument("--keys", action="store_true", help="the rows about keys, and about all parts together")
     parser.add_argument("--inputs", action="store_true", help="the rows about inputs of linear layers")
     parser.add_argument("--row-parts", action="store_true", help="the rows about inputs as two parts of eight bits")
+    parser.add_argument("--copies", action="store_true", help="the rows about INT8 copies of what keeps 16 bits")
     parser.add_argument("--balance", action="store_true", help="the rows about balanced keys, and keys in INT8")
     parser.add_argument("--e3m4", action="store_true", help="the rows about a cache in e3m4")
     parser.add_argument("--data", type=Path, help="folder of Markdown files, for --keys, --inputs, --balance, --e3m4")
@@ -591,6 +634,8 @@ def main() -> None:
             chosen = (key_variants if given.keys else input_variants)(decoder.spec.num_layers)
     elif given.row_parts:
         chosen = row_part_variants()
+    elif given.copies:
+        chosen = copy_variants(decoder.spec.num_layers)
     else:
         chosen = variants(decoder, loudest_layers(decoder, windows))
     if given.only:
