@@ -327,6 +327,7 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
     """The numbers that the work of a step follows from: `ModelNumbers` of `headrace.profile.trace`."""
     element = 4 if settings.dtype == "float32" else 2
     kind = settings.quantization
+    sizes = sizes_of(Shards(spec, Mesh()), element_bytes=element, kind=kind)
     return {
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -335,7 +336,7 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
         "mlp_width": spec.mlp_width,
         "vocab_size": spec.vocab_size,
         "active_params": _active_params(spec),
-        "weight_bytes": sum(sizes_of(Shards(spec, Mesh()), element_bytes=element, kind=kind).layers),
+        "weight_bytes": sum(sizes.layers) - sizes.copies,
         "head_bytes": spec.hidden_size * spec.vocab_size * element,
         "kv_token_bytes": spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else element),
         "activation_bytes": element,

@@ -23,6 +23,7 @@ class WeightSizes:
 
     layers: tuple[int, ...]
     others: int
+    copies: int = 0  # of the layers: a step reads the matrix or its copy
 
     @property
     def total(self) -> int:
@@ -33,19 +34,21 @@ def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None
     """`kind`: the form of the layers' matrices in memory; None: they have `element_bytes` each. `at_load`: they are
     quantized while they are loaded, so that some of them stay as they are (`kept_in_16_bits`)."""
     kept = kept_in_16_bits(shards.whole.num_layers) if at_load else frozenset()
-    layers, others = [0] * shards.layers.size, 0
+    layers, others, copies = [0] * shards.layers.size, 0, 0
     has_copies = kind is not None and element_bytes == _BYTES_ON_GPU
     for name, shape in shards.tensor_shapes().items():
         is_packed = kind is not None and name not in kept and _is_packed(name, shape, kind, at_load=at_load)
         num_bytes = _packed_bytes(shape, kind) if is_packed and kind is not None else math.prod(shape) * element_bytes
-        if has_copies and not is_packed and _has_copy(name, shape, shards):
-            num_bytes += _packed_bytes(shape, "int8")
         layer = _LAYER.match(name)
+        if has_copies and not is_packed and _has_copy(name, shape, shards):
+            copy = _packed_bytes(shape, "int8")
+            num_bytes += copy
+            copies += 0 if layer is None else copy
         if layer is None:
             others += num_bytes
         else:
             layers[int(layer[1]) - shards.layers.start] += num_bytes
-    return WeightSizes(tuple(layers), others)
+    return WeightSizes(tuple(layers), others, copies)
 
 
 def _has_copy(name: str, shape: Shape, shards: Shards) -> bool:

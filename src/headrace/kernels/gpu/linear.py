@@ -38,9 +38,20 @@ def pack_with_copy(weight: Tensor, bias: Tensor | None) -> tuple[Linear | Linear
     plain = Linear.of(weight, bias)
     if not has_whole_tiles(weight):
         return plain, 0
-    chunks = [quantize_int8(chunk) for chunk in weight.split(_ROWS_AT_ONCE)]
-    int8 = Int8Weight(torch.cat([each.values for each in chunks]), torch.cat([each.scales for each in chunks]))
+    int8 = _in_int8(weight)
     return LinearWithCopy(plain, ScaledLinear.of(int8, bias, weight.dtype)), int8.values.nbytes + int8.scales.nbytes
+
+
+def _in_int8(weight: Tensor) -> Int8Weight:
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty((weight.shape[0], 1), dtype=torch.float32, device=weight.device)
+    if weight.is_meta:  # a dry start, which has no time for the libraries that meta tensors need
+        return Int8Weight(values, scales)
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        chunk = quantize_int8(weight[rows])
+        values[rows], scales[rows] = chunk.values, chunk.scales
+    return Int8Weight(values, scales)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> Linear | Fp8Linear:
