@@ -182,14 +182,16 @@ def test_a_dry_start_keeps_layers_of_every_kind() -> None:
 
 
 @pytest.mark.interpreted  # where there is a GPU, its driver would be used
-def test_a_dry_start_imports_neither_sympy_nor_dynamo(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
+def test_a_dry_start_imports_neither_sympy_nor_dynamo(tmp_path: Path, quantization: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     code = """
 import sys
 from headrace.config import EngineConfig
 from headrace.engine.dry_start import DryStart
 from headrace.hardware import GpuFacts
-config = EngineConfig(model=sys.argv[1], load_format="random", max_model_len=512)
+quantization = None if sys.argv[2] == "none" else sys.argv[2]
+config = EngineConfig(model=sys.argv[1], load_format="random", max_model_len=512, quantization=quantization)
 found = []
 launches = DryStart.of(config, GpuFacts("H200", 1 << 37, 1 << 37, (9, 0))).launches(found.append)
 assert found == launches and len(found) > 20, len(found)
@@ -197,7 +199,7 @@ print(*sorted({"sympy", "torch._dynamo"} & set(sys.modules)))
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", code, str(tmp_path), quantization]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []

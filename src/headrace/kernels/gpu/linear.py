@@ -45,8 +45,6 @@ def pack_with_copy(weight: Tensor, bias: Tensor | None) -> tuple[Linear | Linear
 def _in_int8(weight: Tensor) -> Int8Weight:
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty((weight.shape[0], 1), dtype=torch.float32, device=weight.device)
-    if weight.is_meta:  # a dry start, which has no time for the libraries that meta tensors need
-        return Int8Weight(values, scales)
     for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         chunk = quantize_int8(weight[rows])

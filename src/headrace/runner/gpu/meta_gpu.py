@@ -102,6 +102,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
 
 
+def _scaled_linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype, **scales: Any) -> Tensor:
+    return torch.empty((x.shape[0], weight.shape[1]), dtype=out_dtype, device="meta")
+
+
 def _arithmetic(x: Tensor, other: Tensor | float) -> Tensor:
     return torch.empty(_shape_of(x, other), dtype=torch.result_type(x, other), device="meta")
 
@@ -154,26 +158,36 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _all(x: Tensor, dim: int) -> Tensor:
+    return _reduced(x, dim, dtype=torch.bool)
+
+
+def _reduced(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     shape = list(x.shape)
-    del shape[dim]
-    return torch.empty(shape, dtype=torch.bool, device="meta")
+    shape[dim : dim % len(shape) + 1] = [1] if keepdim else []
+    return torch.empty(shape, dtype=dtype or x.dtype, device="meta")
 
 
 # Frequent operations, instead of their meta versions in Python: the first use of one of those imports sympy or all of
 # `torch._dynamo`, which takes seconds. Operations that are missing here work all the same.
 _SHAPES: dict[Any, Callable[..., Tensor]] = {
     torch.nn.functional.linear: _linear,
+    torch._scaled_mm: _scaled_linear,
+    **dict.fromkeys((torch.Tensor.abs, torch.Tensor.square, torch.Tensor.neg), _like),
+    **dict.fromkeys((torch.Tensor.amax, torch.Tensor.amin, torch.Tensor.sum), _reduced),
+    **dict.fromkeys((torch.Tensor.clamp_, torch.Tensor.round_, torch.Tensor.square_, torch.Tensor.__ior__), _in_place),
     **dict.fromkeys((torch.empty_like, torch.zeros_like, torch.Tensor.clamp), _like),
     **dict.fromkeys((torch.Tensor.__invert__, torch.Tensor.masked_fill), _like),
     **dict.fromkeys((torch.Tensor.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.remainder), _arithmetic),
     **dict.fromkeys((torch.Tensor.__floordiv__, torch.Tensor.__and__, torch.Tensor.__or__), _arithmetic),
+    **dict.fromkeys((torch.Tensor.__lshift__, torch.Tensor.__rshift__), _arithmetic),
     **dict.fromkeys((torch.Tensor.gt, torch.Tensor.ge, torch.Tensor.lt, torch.Tensor.le), _comparison),
     **dict.fromkeys((torch.Tensor.eq, torch.Tensor.ne, torch.Tensor.__eq__, torch.Tensor.__ne__), _comparison),
     **dict.fromkeys((torch.Tensor.add_, torch.Tensor.mul_, torch.Tensor.masked_fill_), _in_place),
     **dict.fromkeys((torch.Tensor.index_copy_, torch.Tensor.scatter_add_, torch.Tensor.scatter_reduce_), _in_place),
     torch.Tensor.all: _all,
-    torch.Tensor.div: _quotient,
+    **dict.fromkeys((torch.Tensor.div, torch.Tensor.__rdiv__), _quotient),
     torch.Tensor.index_select: _selected,
+    torch.maximum: _arithmetic,
     torch.where: _where,
 }
 
