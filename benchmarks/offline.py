@@ -68,11 +68,15 @@ def measure(engine: RunningEngine, model: str, workload: str, given: argparse.Na
         print(f"{model} {workload} round {number}: {rounded(figures)}", flush=True)
 
     record = measure_offline(
-        engine, build(WorkloadSpec(name=workload)), num_rounds=given.rounds, commit=given.commit, on_round=show
+        engine,
+        build(WorkloadSpec(name=workload, num_requests=given.requests)),
+        num_rounds=given.rounds,
+        commit=given.commit,
+        on_round=show,
     )
     best = min(record["rounds"], key=lambda each: each["seconds"])
     key = (model, workload, "fp8" if given.fp8 else "bfloat16")
-    limit = LIMIT_SECONDS.get(key)
+    limit = LIMIT_SECONDS.get(key) if given.requests is None else None
     return {
         "model": model,
         "workload": workload,
@@ -82,7 +86,8 @@ def measure(engine: RunningEngine, model: str, workload: str, given: argparse.Na
         **rounded(best["counters"]),
         "telemetry": rounded(best["telemetry"]),
         "rounds": [{"seconds": round(each["seconds"], 3)} for each in record["rounds"]],
-        "vllm_best_seconds": VLLM_BEST_SECONDS.get(key),
+        "num_requests": record["workload"]["num_requests"],
+        "vllm_best_seconds": VLLM_BEST_SECONDS.get(key) if given.requests is None else None,
         "limit_seconds": limit,
         "share_of_limit": round(limit / best["seconds"], 3) if limit is not None else None,
         "workload_hash": record["workload"]["hash"],
@@ -102,6 +107,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="may be repeated")
     parser.add_argument("--fp8", action="store_true", help="weights, activations and cache in eight bits")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=N", help="an integer engine setting")
+    parser.add_argument("--requests", type=int, metavar="N", help="instead of a workload's own number")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--commit", help="commit of the code, if git is not available")
     parser.add_argument("--json", type=Path, help="write the records here")
