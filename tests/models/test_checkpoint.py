@@ -194,3 +194,13 @@ def test_opening_a_checkpoint_imports_no_torch(tmp_path: Path) -> None:
         f"open_checkpoint({model!r}); cached_models(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_loading_a_checkpoint_imports_neither_sympy_nor_dynamo(tmp_path: Path) -> None:
+    """They would take most of a second of each start: see `weights/key_units.py`."""
+    program = (
+        "import sys, torch; from headrace.models import load_decoder, open_checkpoint;"
+        f"load_decoder(open_checkpoint({write(tmp_path, tensors())!r}), dtype=torch.float32);"
+        "sys.exit(len({'sympy', 'torch._dynamo'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

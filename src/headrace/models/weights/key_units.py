@@ -25,6 +25,8 @@ def units_of_projected(
     qkv: Matrix, norm: Norm | None, *, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> tuple[float, ...]:
     """Units of keys without a norm of their own: of the rows after those of the queries. `norm`: of the input."""
+    if (qkv.weight if isinstance(qkv.weight, Tensor) else qkv.weight.values).is_meta:
+        return _no_units(num_kv_heads)
     first = num_heads * head_dim
     rows = _rows(qkv, first, first + num_kv_heads * head_dim)
     gains = rows if norm is None else rows * norm.weight
@@ -39,6 +41,8 @@ def units_of_projected(
 
 def units_of_normed(gains: Tensor) -> tuple[float, ...]:  # [Hkv, D]
     """Units of keys that are normed with these gains."""
+    if gains.is_meta:
+        return _no_units(len(gains))
     return _units(gains.double().square())
 
 
@@ -51,7 +55,11 @@ def _rows(matrix: Matrix, start: int, end: int) -> Tensor:  # [rows, H] float32
 
 
 def _units(squares: Tensor) -> tuple[float, ...]:  # [Hkv, D] float64
-    if squares.is_meta:  # there are no weights: see `engine/dry_start.py`
-        return (1.0,) * len(squares)
     sizes = squares.mean(1).nan_to_num(1.0).clamp(*_MEAN_SQUARES).sqrt()
     return tuple((HEADROOM / E3M4_MAX * sizes).log2().ceil().exp2().tolist())
+
+
+def _no_units(num_kv_heads: int) -> tuple[float, ...]:
+    """Without weights, as in a dry start or when reads are announced. The products of meta tensors would import sympy
+    and torch._dynamo, which takes most of a second."""
+    return (1.0,) * num_kv_heads
