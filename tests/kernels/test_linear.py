@@ -14,7 +14,15 @@ from torch import Tensor
 from headrace.kernels import ops
 from headrace.kernels.cpu import gemm_int8, linear
 from headrace.kernels.cpu.panels import IS_SUPPORTED
-from headrace.kernels.quantized import Int8Weight, dequantize, quantize_fp8, quantize_int8
+from headrace.kernels.quantized import (
+    GroupedWeight,
+    Int4Weight,
+    Int8Weight,
+    dequantize,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
 from tests.tolerances import assert_linear
 
 SMALL = [(7, 5), (1, 64), (1000, 3), (50, 131)]
@@ -118,12 +126,74 @@ def test_a_row_has_the_same_result_in_any_batch_and_with_any_number_of_threads(i
         torch.set_num_threads(num_threads)
 
 
+def groups(num_out: int, depth: int, *, bits: int, group_len: int, is_half: bool) -> GroupedWeight:
+    """Scales with few digits, whose products with values are exact, in half precision or beyond its range."""
+    scales = torch.randn(num_out, depth // group_len).half().float() * (1.0 if is_half else 2.0**-20)
+    minima = torch.randn(num_out, depth // group_len).half().float()
+    return GroupedWeight(torch.randint(2**bits, (num_out, depth), dtype=torch.uint8), scales, minima, bits)
+
+
+@needs_panels
+@pytest.mark.parametrize("is_half", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("depth", "group_len"), [(576, 32), (320, 16), (384, 128), (1024, 512), (8, 8)])
+def test_packed_weights_give_the_results_of_dequantized_ones_to_the_last_bit(
+    depth: int, group_len: int, bits: int, is_half: bool
+) -> None:
+    weight, bias = groups(100, depth, bits=bits, group_len=group_len, is_half=is_half), torch.randn(100)
+    packed = ops.pack_quantized(weight, bias, torch.float32)
+    assert isinstance(packed, linear.WeightOnlyLinear)
+    expected = ops.pack_linear(dequantize(weight), bias)
+    for num_rows in (*NUMS_ROWS, 3, 4, 5, 6, 8, 9):
+        x = torch.randn(num_rows, depth)
+        assert torch.equal(packed(x), expected(x))
+        assert_linear(packed(x), x, dequantize(weight), bias)
+
+
+@needs_panels
+def test_packed_weights_take_rows_that_lie_apart_and_any_number_of_threads() -> None:
+    weight = groups(300, 256, bits=4, group_len=32, is_half=True)
+    packed = ops.pack_quantized(weight, None, torch.float32)
+    x = torch.randn(130, 512)[:, 256:]
+    whole = packed(x)
+    assert torch.equal(whole, packed(x.contiguous()))
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(packed(x), whole)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@needs_panels
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_four_bit_weights_with_zero_points_and_another_order_of_inputs_multiply(has_zeros: bool) -> None:
+    plain = quantize_int4(torch.randn(60, 256), 64, has_zeros=has_zeros)
+    weight = Int4Weight(plain.values, plain.scales, plain.zeros, torch.randperm(256))
+    for each in (plain, weight):
+        packed = ops.pack_quantized(each, None, torch.float32)
+        assert isinstance(packed, linear.WeightOnlyLinear)
+        for num_rows in (1, 5, 40):
+            x = torch.randn(num_rows, 256)
+            assert_linear(packed(x), x, dequantize(each))
+
+
+@needs_panels
+def test_groups_that_do_not_divide_into_words_are_dequantized() -> None:
+    weight, x = groups(20, 36, bits=4, group_len=12, is_half=True), torch.randn(3, 36)
+    packed = ops.pack_quantized(weight, None, torch.float32)
+    assert not isinstance(packed, linear.WeightOnlyLinear)
+    assert_linear(packed(x), x, dequantize(weight))
+
+
 def test_weights_that_a_cpu_cannot_multiply_are_dequantized(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(30, 64), torch.randn(4, 64)
     fp8, int8 = quantize_fp8(weight), quantize_int8(weight)
     assert_linear(ops.pack_quantized(fp8, None, torch.float32)(x), x, dequantize(fp8))
     monkeypatch.setattr(linear, "IS_SUPPORTED", False)
     assert_linear(ops.pack_quantized(int8, None, torch.float32)(x), x, dequantize(int8))
+    four = quantize_int4(weight, 32)
+    assert_linear(ops.pack_quantized(four, None, torch.float32)(x), x, dequantize(four))
 
 
 # The features that the rest of the machine's kernels are compiled without, by the generation of the processor.

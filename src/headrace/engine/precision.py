@@ -57,6 +57,9 @@ class Precision:
         if given is not None:
             self._check_quantization(given, dtype)
             self._note("quantization", given, f"as set: {_QUANTIZED[given]}")
+        elif not self._on_gpu and self._spec.packed_bits is not None:
+            bits = self._spec.packed_bits.layers
+            self._note("quantization", None, f"weights keep the {bits:.1f} bits of the GGUF file; GEMMs are in float32")
         return given
 
     def _choose_stored(self, stored: StoredQuantization, dtype: str) -> Quantization | None:
@@ -87,21 +90,21 @@ class Precision:
 
     def _stays_packed(self, stored: StoredQuantization) -> bool:
         return stored.stays_packed_on("cuda" if self._on_gpu else "cpu") and (
-            self._on_gpu or self._facts.multiplies_int8
+            self._on_gpu or self._facts.multiplies_packed
         )
 
     @property
     def _why_cpu_widens(self) -> str:
-        if self._facts.multiplies_int8:
-            return "a CPU computes in float32 or INT8"
-        return "this CPU computes in float32 (INT8 needs x86 with AVX2)"
+        if self._facts.multiplies_packed:
+            return "a CPU computes in float32 or INT8, with weights in float32, INT8 or four bits"
+        return "this CPU computes in float32 (INT8 and four bits need x86 with AVX2)"
 
     def _check_quantization(self, kind: Quantization, dtype: str) -> None:
         if kind == "fp8":
             self._check_fp8("quantization='fp8'")
             if dtype != "bfloat16":
                 raise ConfigError("quantization='fp8' computes in bfloat16; set dtype='bfloat16'")
-        elif not self._on_gpu and (kind != "int8" or not self._facts.multiplies_int8):
+        elif not self._on_gpu and not self._facts.multiplies_packed:
             raise ConfigError(f"quantization={kind!r} needs a GPU: {self._why_cpu_widens}")
 
     def _check_fp8(self, what: str) -> None:

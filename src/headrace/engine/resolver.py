@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from headrace.adapters import AdapterLimits
 from headrace.config import EngineConfig
@@ -27,7 +28,7 @@ class Resolver(ABC):
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None) -> None:
         self._config = config
-        self._spec = spec
+        self._spec = spec = spec if facts.multiplies_packed else replace(spec, packed_bits=None)
         self._facts = facts
         self._draft = draft
         self._choices = Choices()

@@ -40,7 +40,7 @@ class MachineFacts:
     gpu: GpuFacts | None = None
     topology: CpuTopology | None = None  # None: of no machine at hand, as for plans
     num_gpus: int = 1  # that this process may use, if it has a GPU
-    multiplies_int8: bool = True  # whether the CPU has the instructions of INT8 GEMMs
+    multiplies_packed: bool = True  # whether the CPU has the instructions of GEMMs with weights of four and eight bits
 
 
 def dotted(capability: tuple[int, int]) -> str:
@@ -107,7 +107,9 @@ def read_facts(root: Path = ROOT) -> MachineFacts:
     total = memory.total if limit is None else min(memory.total, limit.limit_bytes)
     free = memory.available if limit is None else min(memory.available, limit.free_bytes)
     cpus = _num_cpus(topology)
-    return MachineFacts(_cpu_model(root), cpus, total, free, topology=topology, multiplies_int8=_multiplies_int8(root))
+    return MachineFacts(
+        _cpu_model(root), cpus, total, free, topology=topology, multiplies_packed=_multiplies_packed(root)
+    )
 
 
 def _num_cpus(topology: CpuTopology) -> int:
@@ -116,7 +118,7 @@ def _num_cpus(topology: CpuTopology) -> int:
     return num_cpus if quota is None else max(1, min(num_cpus, round(quota)))
 
 
-def _multiplies_int8(root: Path) -> bool:
+def _multiplies_packed(root: Path) -> bool:
     """Whether the CPU is an x86 with AVX2, as the kernels need it (`kernels/cpu/panels.py`)."""
     flags = next((line for line in read_text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), None)
     return platform.machine() in ("x86_64", "AMD64") and (flags is None or "avx2" in flags.split())

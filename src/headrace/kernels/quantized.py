@@ -1,15 +1,18 @@
 """Weight matrices of eight and four bits: one form for each kind, and its arithmetic in plain PyTorch.
 
-    Fp8Weight    float8_e4m3fn, one scale per output channel, or per block of 128 x 128 weights
-    Int8Weight   int8, one scale per output channel; activations get one scale per row
-    Int4Weight   four bits, one scale (and zero point) per group of weights of a row; activations keep their type
+    Fp8Weight       float8_e4m3fn, one scale per output channel, or per block of 128 x 128 weights
+    Int8Weight      int8, one scale per output channel; activations get one scale per row
+    Int4Weight      four bits, one scale (and zero point) per group of weights of a row; activations keep their type
+    GroupedWeight   four or eight bits, a scale and a minimum per group of weights of a row (GGUF); likewise
 
-A weight is value * scale, for four bits (value - zero) * scale. Whatever format a checkpoint has, its matrices become
-one of these while they are loaded; `ops.pack_quantized` packs them for their device.
+A weight is value * scale, for four bits (value - zero) * scale, of a GroupedWeight value * scale + minimum. Whatever
+format a checkpoint has, its matrices become one of these while they are loaded; `ops.pack_quantized` packs them for
+their device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -54,8 +57,33 @@ class Int4Weight:
         return self.values.shape[1] // self.scales.shape[1]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """While it is loaded, each value has a byte of its own."""
+
+    values: Tensor  # [N, K] uint8, below 2 ** bits
+    scales: Tensor  # [N, K / group_len] float32
+    minima: Tensor  # [N, K / group_len] float32
+    bits: int  # 4 or 8
+
+    @property
+    def group_len(self) -> int:
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        """The narrowest type that holds scales and minima exactly."""
+        is_half = all(torch.equal(each.half().float(), each) for each in (self.scales, self.minima))
+        return torch.float16 if is_half else torch.float32
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the packed matrix."""
+        return self.values.numel() * self.bits // 8 + 2 * self.scales.numel() * self.scale_type.itemsize
+
+
 Kind = Literal["fp8", "int8", "int4"]
-QuantizedWeight = Fp8Weight | Int8Weight | Int4Weight
+QuantizedWeight = Fp8Weight | Int8Weight | Int4Weight | GroupedWeight
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
@@ -64,12 +92,22 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
         return weight.values.float() * weight.scales
     if isinstance(weight, Fp8Weight):
         return weight.values.float() * (block_scales_per_weight(weight) if weight.has_blocks else weight.scales)
+    if isinstance(weight, GroupedWeight):
+        groups = weight.values.float().unflatten(1, (-1, weight.group_len))
+        scaled: Tensor = groups * weight.scales.unsqueeze(-1) + weight.minima.unsqueeze(-1)
+        return scaled.flatten(1)
     zeros = float(INT4_MIDDLE) if weight.zeros is None else weight.zeros.float().unsqueeze(-1)
     groups = weight.values.float().unflatten(1, (-1, weight.group_len))
     matrix: Tensor = ((groups - zeros) * weight.scales.unsqueeze(-1)).flatten(1)
     if weight.order is None:
         return matrix
     return torch.empty_like(matrix).index_copy_(1, weight.order, matrix)
+
+
+def grouped(weight: Int4Weight) -> GroupedWeight:
+    """Returns the same weights with minima instead of zero points, their columns in the order of the groups."""
+    zeros = float(INT4_MIDDLE) if weight.zeros is None else weight.zeros.float()
+    return GroupedWeight(weight.values, weight.scales, weight.scales * -zeros, bits=4)
 
 
 def block_scales_per_weight(weight: Fp8Weight) -> Tensor:  # [N, K]
@@ -90,6 +128,8 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         if len(same) < len(weights):
             return None
         return Int8Weight(torch.cat([each.values for each in same]), torch.cat([each.scales for each in same]))
+    if isinstance(first, GroupedWeight):
+        return _concatenate_groups([each for each in weights if isinstance(each, GroupedWeight)], len(weights))
     return _concatenate_int4([each for each in weights if isinstance(each, Int4Weight)], len(weights))
 
 
@@ -120,6 +160,19 @@ def _concatenate_int4(weights: list[Int4Weight], expected: int) -> Int4Weight | 
     )
 
 
+def _concatenate_groups(weights: list[GroupedWeight], expected: int) -> GroupedWeight | None:
+    """Matrices of four bits get eight where others have them, and long groups are divided into short ones."""
+    if len(weights) < expected:
+        return None
+    group_len = math.gcd(*(each.group_len for each in weights))
+    scales, minima = (
+        torch.cat([part.repeat_interleave(each.group_len // group_len, 1) for part, each in parts])
+        for parts in ([(each.scales, each) for each in weights], [(each.minima, each) for each in weights])
+    )
+    bits = max(each.bits for each in weights)
+    return GroupedWeight(torch.cat([each.values for each in weights]), scales, minima, bits)
+
+
 def _has_same_groups(one: Int4Weight, other: Int4Weight) -> bool:
     if one.group_len != other.group_len or (one.order is None) != (other.order is None):
         return False
@@ -136,6 +189,8 @@ def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight | None: 
         return Fp8Weight(weight.values.view(torch.uint8)[rows].view(FP8), scales)
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.values[rows], weight.scales[rows])
+    if isinstance(weight, GroupedWeight):
+        return replace(weight, values=weight.values[rows], scales=weight.scales[rows], minima=weight.minima[rows])
     zeros = None if weight.zeros is None else weight.zeros[rows]
     return replace(weight, values=weight.values[rows], scales=weight.scales[rows], zeros=zeros)
 
@@ -144,7 +199,7 @@ def _stay_in_blocks(rows: Tensor) -> bool:
     return torch.equal(rows // BLOCK_LEN, torch.arange(len(rows), device=rows.device) // BLOCK_LEN)
 
 
-def kind_of(weight: QuantizedWeight) -> Kind:
+def kind_of(weight: Fp8Weight | Int8Weight | Int4Weight) -> Kind:
     return "int4" if isinstance(weight, Int4Weight) else "int8" if isinstance(weight, Int8Weight) else "fp8"
 
 

@@ -20,7 +20,7 @@ from headrace.models.sentence_transformers import SentenceModules, read_activati
 from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
 from headrace.models.stored_tensors import Stored, has_head
-from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stored_dtype
+from headrace.models.weights.gguf_tensors import GgufTensors, packed_bits, rope_tensors, stored_dtype
 from headrace.models.weights.head_files import WithHeadFiles
 from headrace.models.weights.joined_norms import JoinedNorms
 from headrace.models.weights.mxfp4 import Mxfp4Files
@@ -94,6 +94,7 @@ def _open_gguf(path: Path, load_format: str, pooling: PoolingChoice, hf_override
         spec = spec_from_gguf(file.metadata, shapes, rope_tensors=rope_tensors(file), dtype=stored_dtype(file))
         spec = replace(spec, pooler=choose_pooler({}, spec, pooling))
         rotates_pairs = family_of_gguf(file.metadata).gguf_rotates_pairs
+    spec = replace(spec, packed_bits=packed_bits(file, spec))
     weights = GgufTensors(file, spec, rotates_pairs=rotates_pairs)
     return Checkpoint(
         spec=spec,

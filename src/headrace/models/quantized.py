@@ -38,12 +38,21 @@ class StoredQuantization:
 
     @property
     def stays_packed(self) -> bool:
-        """Whether a GPU keeps the weights as stored; others are dequantized at load."""
+        """Whether they stay as stored in memory; others are dequantized at load."""
         return self.kind == "int4" or self.quantizes_activations
 
     def stays_packed_on(self, device: str) -> bool:
-        """The same on a device of this type: a CPU multiplies INT8, and dequantizes the others."""
-        return self.stays_packed and (device == "cuda" or self.kind == "int8")
+        """The same on a device of this type: a CPU dequantizes FP8."""
+        return self.stays_packed and (device == "cuda" or self.kind != "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBits:
+    """Mean bits of a weight in the memory of a CPU, which keeps most matrices of a GGUF file packed."""
+
+    layers: float
+    head: float
+    embeddings: float
 
 
 def kept_in_16_bits(num_layers: int) -> frozenset[str]:

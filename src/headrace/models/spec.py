@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.models.pooler import HeadLayer, PoolerSpec
-from headrace.models.quantized import StoredQuantization
+from headrace.models.quantized import PackedBits, StoredQuantization
 from headrace.models.recurrent_specs import Matrix, RecurrentSpec, state_bytes
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -187,6 +187,7 @@ class ModelSpec:
     logit_softcap: float | None = None
     dtype: str = "float32"  # of the checkpoint
     quantization: StoredQuantization | None = None  # of the checkpoint's matrices
+    packed_bits: PackedBits | None = None  # of a GGUF file's matrices on a CPU; None: float32
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     pooler: PoolerSpec | None = None  # of an embedding model or a classifier, which has no LM head; None: it generates

@@ -6,13 +6,13 @@ import math
 import re
 from dataclasses import dataclass
 
-from headrace.models.quantized import BITS, Kind, kept_in_16_bits
+from headrace.models.quantized import BITS, Kind, PackedBits, kept_in_16_bits
 from headrace.models.shards import Shards
 from headrace.models.spec import Shape
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _SCALE_BYTES = 4  # float32, one for each row of a matrix in eight bits
-_BYTES_ON_GPU = 2  # of a weight; a CPU has float32
+_BYTES_ON_GPU, _BYTES_ON_CPU = 2, 4  # of a weight that is not quantized
 _COPY_TILE = (64, 128)  # the sides of a matrix with a copy are multiples of these
 _MULTIPLE = 16  # a matrix with a side that is no multiple of this stays in 16 bits, if it is quantized to FP8 at load
 
@@ -36,9 +36,14 @@ def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None
     kept = kept_in_16_bits(shards.whole.num_layers) if at_load else frozenset()
     layers, others, copies = [0] * shards.layers.size, 0, 0
     has_copies = kind is not None and element_bytes == _BYTES_ON_GPU
+    bits = shards.whole.packed_bits if element_bytes == _BYTES_ON_CPU else None
     for name, shape in shards.tensor_shapes().items():
         is_packed = kind is not None and name not in kept and _is_packed(name, shape, kind, at_load=at_load)
-        num_bytes = _packed_bytes(shape, kind) if is_packed and kind is not None else math.prod(shape) * element_bytes
+        num_bytes = math.prod(shape) * element_bytes
+        if is_packed and kind is not None:
+            num_bytes = _packed_bytes(shape, kind)
+        elif bits is not None:
+            num_bytes = int(math.prod(shape) * _bits_on_cpu(name, bits, shards, is_dense=kind is not None) / 8)
         layer = _LAYER.match(name)
         if has_copies and not is_packed and _has_copy(name, shape, shards):
             copy = _packed_bytes(shape, "int8")
@@ -49,6 +54,16 @@ def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None
         else:
             layers[int(layer[1]) - shards.layers.start] += num_bytes
     return WeightSizes(tuple(layers), others, copies)
+
+
+def _bits_on_cpu(name: str, bits: PackedBits, shards: Shards, *, is_dense: bool) -> float:
+    """Bits of a weight of a GGUF file. `is_dense`: the layers' matrices are not packed as stored."""
+    if name == "model.embed_tokens.weight":
+        return bits.embeddings + (bits.head if shards.whole.tie_embeddings else 0.0)
+    if name == "lm_head.weight":
+        return bits.head
+    is_matrix = name.endswith("_proj.weight") and not name.endswith(".kv_b_proj.weight")
+    return bits.layers if is_matrix and not is_dense else 8.0 * _BYTES_ON_CPU
 
 
 def _has_copy(name: str, shape: Shape, shards: Shards) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from headrace.config import Quantization
 from headrace.errors import ConfigError, nearest
+from headrace.models.quantized import PackedBits
 from headrace.plan.gpus import Gpu
 
 WeightFormat = Literal["bfloat16", "float32", "fp8", "int8", "int4"]
@@ -23,10 +24,13 @@ class Precision:
     weights: WeightFormat = "bfloat16"
     cache: CacheFormat = "auto"
     is_wide: bool = False  # what is not quantized is float32, as on a CPU
+    packed: PackedBits | None = None  # of a GGUF file's matrices on a CPU
 
     @property
     def label(self) -> str:
         short = {"bfloat16": "bf16", "float32": "fp32"}.get(self.weights, self.weights.upper())
+        if self.packed is not None:
+            return f"{short}, weights of {self.packed.layers:.1f} bits"
         return f"{short}, cache FP8" if self.cache == "fp8" else short
 
     @property
@@ -36,7 +40,11 @@ class Precision:
 
     @property
     def linear_bytes(self) -> float:
-        return _BITS[self.weights] / 8
+        return (_BITS[self.weights] if self.packed is None else self.packed.layers) / 8
+
+    @property
+    def head_bytes(self) -> float:
+        return self.plain_bytes if self.packed is None else self.packed.head / 8
 
     @property
     def cache_bytes(self) -> int:
@@ -62,8 +70,8 @@ class Precision:
 
     def problem_on(self, gpu: Gpu) -> str | None:
         """Why this GPU cannot compute in this precision."""
-        if gpu.is_cpu and (self.weights not in ("float32", "int8") or self.cache == "fp8"):
-            return "a CPU computes in float32 or INT8"
+        if gpu.is_cpu and (self.weights == "fp8" or self.cache == "fp8"):
+            return "a CPU computes in float32 or INT8, with weights in float32, INT8 or four bits"
         if gpu.fp8_rate is None and (self.weights == "fp8" or self.cache == "fp8"):
             return f"{gpu.name} has no FP8 tensor cores (from compute capability 8.9 on)"
         return None

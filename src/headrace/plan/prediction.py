@@ -109,8 +109,11 @@ def smallest_layout(shape: ModelShape, gpu: Gpu, workload: Workload, settings: P
 
 def _precision(shape: ModelShape, gpu: Gpu, settings: PlanSettings) -> Precision:
     """The precision asked for, or that of the checkpoint."""
-    stored = shape.stored_format if not gpu.is_cpu or shape.stored_format == "int8" else None
-    return read_precision(settings.quantization or stored, settings.kv_cache_dtype, gpu)
+    stored = None if gpu.is_cpu and shape.stored_format == "fp8" else shape.stored_format
+    precision = read_precision(settings.quantization or stored, settings.kv_cache_dtype, gpu)
+    if not gpu.is_cpu or precision.is_quantized or shape.spec is None:
+        return precision
+    return replace(precision, packed=shape.spec.packed_bits)
 
 
 def constants_of(gpu: Gpu) -> Constants:

@@ -127,7 +127,7 @@ def _has_few(tokens: FloatArray, shape: ModelShape, precision: Precision) -> Flo
 
 def _head(sampled: FloatArray, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
     has_copy = precision.is_quantized and not machine.gpu.is_cpu  # in INT8
-    read = shape.head_params * np.where((sampled <= FEW_ROWS) & has_copy, 1.0, precision.plain_bytes)
+    read = shape.head_params * np.where((sampled <= FEW_ROWS) & has_copy, 1.0, precision.head_bytes)
     rate = machine.gpu.bf16_rate * machine.constants.gemm
     flops = 2.0 * shape.head_params * sampled
     return _corner(read, flops, rate, machine.constants.weight_reads, machine) * (sampled > 0)

@@ -6,7 +6,9 @@
     rope.py         rotary embedding, and the cache layout that attention reads
     recurrent.py    causal convolutions and recurrent states, in PyTorch
     linear.py       linear layers: weights packed at load
-    gemm.py, gemm_int8.py, panels.py   their GEMMs, in float32 and in INT8, and what both share
+    gemm.py         their GEMMs in float32; panels.py has what all of them share
+    gemm_int8.py    the same in INT8
+    gemm_weight_only.py   in float32 with weights of four and eight bits
     adapters.py     low-rank products of LoRA adapters
     norms.py, activation.py, bitmask.py   elementwise operations
     sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
@@ -28,7 +30,7 @@ from headrace.kernels.cpu.adapters import add_low_rank  # noqa: E402
 from headrace.kernels.cpu.attention import latent_attention, paged_attention  # noqa: E402
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
-from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear, pack_quantized  # noqa: E402
+from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear, pack_quantized, takes_groups  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
@@ -85,5 +87,6 @@ __all__ = [
     "selective_scan",
     "silu_and_mul",
     "soft_cap",
+    "takes_groups",
     "warm_up",
 ]

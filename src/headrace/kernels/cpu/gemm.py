@@ -93,7 +93,7 @@ def _multiply_panel(a: Arguments, scratch: Pointer, panel: int, first_row: int, 
             if start == 0:
                 before, before_stride = after(floats(a.bias), panel * PANEL), 0
             depth, count = min(CHUNK, a.depth - start), min(TILE_ROWS, num_rows - row)
-            _multiply_tile(count, x, a.x_stride, weights, depth, before, before_stride, tile, stride)
+            multiply_tile(count, x, a.x_stride, weights, depth, before, before_stride, tile, stride)
     if num_columns < PANEL:
         copy_columns(scratch, out, num_rows, num_columns, a.num_out)
 
@@ -102,7 +102,7 @@ _FLOAT_POINTER = types.CPointer(types.float32)
 
 
 @intrinsic
-def _multiply_tile(
+def multiply_tile(
     typing: Any,
     num_rows: Any,
     x: Any,

@@ -1,4 +1,4 @@
-"""Linear layers: weights packed once, at load, for the GEMMs of float32 or of INT8.
+"""Linear layers: weights packed once, at load, for the GEMMs of float32, of INT8, or of float32 by packed weights.
 
 The packed form serves any number of rows. The weights are not kept in any other one: that would double the model's
 memory.
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.cpu import gemm, gemm_int8
+from headrace.kernels.cpu import gemm, gemm_int8, gemm_weight_only
 from headrace.kernels.cpu.panels import IS_SUPPORTED, padded
-from headrace.kernels.quantized import Int8Weight, QuantizedWeight, dequantize
+from headrace.kernels.quantized import GroupedWeight, Int4Weight, Int8Weight, QuantizedWeight, dequantize, grouped
 from headrace.kernels.ranges import OPERATION, Ranges
 
 
@@ -71,6 +71,19 @@ class Int8Linear(_Linear):
         return gemm_int8.multiply_packed(x, self._packed, self._num_out)
 
 
+class WeightOnlyLinear(_Linear):
+    """Weights of four or eight bits as panels, for rows in float32. `order`: that of the inputs, if not their own."""
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None = None, order: Tensor | None = None) -> None:
+        self._num_out, self._order = len(weight.values), order
+        self._packed = gemm_weight_only.pack(weight)
+        self._bias = padded(_bias_of(bias, self._num_out))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        x = x if self._order is None else x.index_select(1, self._order)
+        return gemm_weight_only.multiply(x, self._packed, self._bias, self._num_out)
+
+
 def _bias_of(bias: Tensor | None, num_out: int) -> Tensor:
     return torch.zeros(num_out) if bias is None else bias
 
@@ -80,16 +93,25 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | Tr
 
 
 def pack_experts(weight: Tensor) -> reference.PackedExperts:  # [E, N, K]
-    return reference.PackedExperts(weight, pack_linear)
+    return reference.PackedExperts([pack_linear(matrix) for matrix in weight], weight.shape[1], weight.dtype)
 
 
 def pack_quantized(
     weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
-) -> PackedLinear | TransposedLinear | Int8Linear:
-    """Keeps INT8 weights as they are, and dequantizes others."""
+) -> PackedLinear | TransposedLinear | Int8Linear | WeightOnlyLinear:
+    """Keeps weights in four and eight bits as they are, but for FP8, which it dequantizes."""
     if isinstance(weight, Int8Weight) and IS_SUPPORTED:
         return Int8Linear(weight, bias)
+    order = weight.order if isinstance(weight, Int4Weight) else None
+    integers = grouped(weight) if isinstance(weight, Int4Weight) else weight
+    if isinstance(integers, GroupedWeight) and IS_SUPPORTED and gemm_weight_only.can_pack(integers):
+        return WeightOnlyLinear(integers, bias, order)
     return pack_linear(dequantize(weight).to(dtype), bias)
+
+
+def takes_groups() -> bool:
+    """See `ops.takes_groups`."""
+    return IS_SUPPORTED
 
 
 def record_ranges(ranges: Ranges | None) -> None:

@@ -1,4 +1,4 @@
-"""What the GEMMs of float32 and of INT8 share: how weights and rows are divided, and the loops that they emit.
+"""What all GEMMs of this package share: how weights and rows are divided, and the loops that they emit.
 
     panel   PANEL outputs whose weights are stored together, the outputs innermost
     tile    up to TILE_ROWS rows times one panel: its sums stay in registers while the panel is read once
@@ -24,7 +24,7 @@ from headrace.kernels.cpu.vectors import LANES
 FEATURES = binding.get_host_cpu_features()
 # Registers and instructions are chosen for x86. Elsewhere torch's own GEMM is used.
 IS_SUPPORTED = platform.machine() in ("x86_64", "AMD64") and bool(
-    FEATURES.get("avx2") and FEATURES.get("fma") and (LANES == 8 or FEATURES.get("avx512bw"))
+    FEATURES.get("avx2") and FEATURES.get("fma") and FEATURES.get("f16c") and (LANES == 8 or FEATURES.get("avx512bw"))
 )
 
 NUM_VECTORS = 3

@@ -50,6 +50,7 @@ from headrace.kernels.ops.cache import allocate_cache, allocate_latent_cache, co
 from headrace.kernels.ops.dispatch import has_numba, kernels_for, record_ranges, warm_up
 from headrace.kernels.ops.experts import (
     PackedExperts,
+    experts_of,
     experts_of_few_tokens,
     gated_experts,
     multiply_and_route,
@@ -66,6 +67,7 @@ from headrace.kernels.ops.linear import (
     pack_linear,
     pack_quantized,
     pack_with_copy,
+    takes_groups,
     takes_unnormed,
 )
 from headrace.kernels.ops.logits import apply_bitmask, soft_cap
@@ -98,6 +100,7 @@ __all__ = [
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
+    "experts_of",
     "experts_of_few_tokens",
     "gated_delta_rule",
     "gated_experts",
@@ -133,6 +136,7 @@ __all__ = [
     "sum_routes",
     "takes_few_decodes",
     "takes_few_tokens",
+    "takes_groups",
     "takes_unnormed",
     "warm_up",
 ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from headrace.kernels import reference
 from headrace.kernels.layout import Addend, Routes, Rows
 from headrace.kernels.ops.activations import GATED
 from headrace.kernels.ops.dispatch import kernels_for
@@ -28,6 +31,11 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     kernels = kernels_for(weight.device, weight.dtype)
     packed: PackedExperts = kernels.pack_experts(weight, as_fp8=True) if as_fp8 else kernels.pack_experts(weight)
     return packed
+
+
+def experts_of(linears: Sequence[PackedLinear], num_columns: int, dtype: torch.dtype) -> PackedExperts:
+    """Returns experts whose matrices are packed already, on a CPU."""
+    return reference.PackedExperts(linears, num_columns, dtype)
 
 
 def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str) -> Rows:  # [T, K] -> [R, N / 2]

@@ -32,10 +32,18 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
-    """Packs a quantized weight matrix for activations of this type. A GPU keeps it in four or eight bits, a CPU in
-    INT8; what a device cannot multiply is dequantized."""
+    """Packs a quantized weight matrix for activations of this type. What a device cannot multiply, such as FP8 on a
+    CPU, is dequantized."""
     packed: PackedLinear = kernels_for(weight.values.device, dtype).pack_quantized(weight, bias, dtype)
     return packed
+
+
+def takes_groups(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device multiplies a `GroupedWeight` as it is."""
+    if device.type != "cpu":
+        return False
+    found: bool = kernels_for(device, dtype).takes_groups()
+    return found
 
 
 def pack_with_copy(weight: Tensor, bias: Tensor | None) -> tuple[PackedLinear, int]:  # [N, K], [N]

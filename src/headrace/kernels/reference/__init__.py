@@ -42,7 +42,7 @@ from headrace.kernels.reference.cache import (
 )
 from headrace.kernels.reference.experts import PackedExperts, choose_experts, pack_experts, route
 from headrace.kernels.reference.fp8 import FP8, FP8_MAX, quantize_rows
-from headrace.kernels.reference.linear import Fp8Linear, PackedLinear, embed, pack_linear, pack_quantized
+from headrace.kernels.reference.linear import Fp8Linear, PackedLinear, embed, pack_linear, pack_quantized, takes_groups
 from headrace.kernels.reference.logits import apply_bitmask, soft_cap
 from headrace.kernels.reference.norms import (
     add_layer_norm,
@@ -111,4 +111,5 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",
+    "takes_groups",
 ]

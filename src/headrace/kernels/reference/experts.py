@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from headrace.kernels.reference.linear import Fp8Linear, PackedLinear
 class PackedExperts:
     """One matrix per expert; experts without routes are skipped."""
 
-    def __init__(self, weight: Tensor, pack: Callable[[Tensor], Any]) -> None:  # [E, N, K]; `pack` gives a PackedLinear
-        self._linears = [pack(matrix) for matrix in weight]
-        self.takes_fp8 = isinstance(self._linears[0], Fp8Linear)
-        self._num_columns, self._dtype = weight.shape[1], weight.dtype
+    def __init__(self, linears: Sequence[Any], num_columns: int, dtype: torch.dtype) -> None:  # each a PackedLinear
+        self._linears = linears
+        self.takes_fp8 = isinstance(linears[0], Fp8Linear)
+        self._num_columns, self._dtype = num_columns, dtype
 
     def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
         assert not isinstance(x, UnnormedRows)
@@ -36,7 +36,8 @@ class PackedExperts:
 
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
-    return PackedExperts(weight, Fp8Linear if as_fp8 else PackedLinear)
+    pack = Fp8Linear if as_fp8 else PackedLinear
+    return PackedExperts([pack(matrix) for matrix in weight], weight.shape[1], weight.dtype)
 
 
 def _rows_at(x: Tensor | Fp8Rows, indexes: Tensor) -> Rows:

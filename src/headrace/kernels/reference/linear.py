@@ -48,6 +48,11 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
     return Fp8Linear(weight, bias) if as_fp8 else PackedLinear(weight, bias)
 
 
+def takes_groups() -> bool:
+    """See `ops.takes_groups`."""
+    return False
+
+
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
     """See `ops.pack_quantized`. Dequantizes."""
     return PackedLinear(dequantize(weight).to(dtype), bias)

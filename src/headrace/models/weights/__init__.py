@@ -5,7 +5,8 @@
     safetensors_files.py    tensors of a directory's safetensors, and parts of them
     rearranged.py           the same under Llama's names, from checkpoints that fuse, rename or transpose tensors
     quantized_files.py      matrices of quantized safetensors, as stored or dequantized; stored_linear.py joins them
-    gguf_tensors.py         tensors of a GGUF file; dequantize.py turns their storage types into float32
+    gguf_tensors.py         tensors of a GGUF file; dequantize.py turns their storage types into float32, gguf_groups.py
+                            into integers with scales, as a CPU multiplies them
     random_weights.py       random weights, to measure a model from its config alone
     gemma3n.py              what Gemma 3n has beside other decoders
     reader.py               reads each matrix into its final tensor and packs it (`ops.pack_linear`)

@@ -51,50 +51,50 @@ def _bf16(blocks: Bytes, out: Floats) -> None:  # the upper half of a float32
 
 
 def _q4_0(blocks: Bytes, out: Floats) -> None:  # scale 2, values 16 bytes
-    out[...] = _nibbles(blocks[:, None, 2:])[:, 0]
+    out[...] = nibbles(blocks[:, None, 2:])[:, 0]
     out -= 8
-    out *= _halves(blocks[:, :2])
+    out *= halves(blocks[:, :2])
 
 
 def _q4_1(blocks: Bytes, out: Floats) -> None:  # scale 2, minimum 2, values 16 bytes
-    scales = _halves(blocks[:, :4])
-    out[...] = _nibbles(blocks[:, None, 4:])[:, 0]
+    scales = halves(blocks[:, :4])
+    out[...] = nibbles(blocks[:, None, 4:])[:, 0]
     out *= scales[:, :1]
     out += scales[:, 1:]
 
 
 def _q8_0(blocks: Bytes, out: Floats) -> None:  # scale 2, values 32 bytes
     out[...] = blocks[:, 2:].view(np.int8)
-    out *= _halves(blocks[:, :2])
+    out *= halves(blocks[:, :2])
 
 
 def _q4_k(
     blocks: Bytes, out: Floats
 ) -> None:  # scale 2, minimum 2, eight scales and minima of 6 bits 12, values 128 bytes
-    outer = _halves(blocks[:, :4])
-    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    outer = halves(blocks[:, :4])
+    scales, minima = six_bit_pairs(blocks[:, 4:16])
     weights = out.reshape(-1, 8, 32)
-    weights[...] = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    weights[...] = nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     weights *= (outer[:, :1] * scales)[:, :, None]
     weights -= (outer[:, 1:] * minima)[:, :, None]
 
 
 def _q6_k(blocks: Bytes, out: Floats) -> None:  # low bits 128, high bits 64, scales 16, scale 2 bytes
-    values = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    values = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
     values |= (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
     out[...] = values.reshape(-1, 256)
     out -= 32
     weights = out.reshape(-1, 16, 16)
-    weights *= (_halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8))[:, :, None]
+    weights *= (halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8))[:, :, None]
 
 
-def _halves(data: Bytes) -> Floats:
+def halves(data: Bytes) -> Floats:
     """Converts float16 numbers stored in bytes."""
     return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
-def _nibbles(data: Bytes) -> Bytes:
+def nibbles(data: Bytes) -> Bytes:
     """[n, groups, bytes] -> [n, groups, 2 * bytes]: returns for each group the low nibbles of all bytes, then the
     high ones."""
     num_blocks, num_groups, num_bytes = data.shape
@@ -104,7 +104,7 @@ def _nibbles(data: Bytes) -> Bytes:
     return values.reshape(num_blocks, num_groups, 2 * num_bytes)
 
 
-def _six_bit_pairs(packed: Bytes) -> tuple[Array, Array]:  # [n, 12] -> scales and minima, [n, 8] each
+def six_bit_pairs(packed: Bytes) -> tuple[Array, Array]:  # [n, 12] -> scales and minima, [n, 8] each
     first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     # The top two bits of `first` and `second` complete the nibbles of `rest`.
     scales = np.concatenate((first & 63, (rest & 15) | (first >> 6 << 4)), axis=1)

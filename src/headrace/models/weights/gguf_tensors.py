@@ -1,23 +1,26 @@
-"""Weights from a GGUF file: a few rows at a time, reordered and dequantized straight into their final tensor."""
+"""Weights from a GGUF file: a few rows at a time, reordered, and dequantized straight into their final tensor, or as
+groups of integers for a CPU."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import ModelError
 from headrace.models.gguf_file import GgufFile, GgufTensor
+from headrace.models.quantized import PackedBits
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import StoredPart
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
+from headrace.models.weights.gguf_groups import TYPES, GroupedType
 from headrace.models.weights.gguf_names import (
     LAYER_NAME,
     OF_EXPERTS,
@@ -33,14 +36,16 @@ from headrace.models.weights.gguf_names import (
     names_in_layer,
     used_by,
 )
+from headrace.models.weights.quantized_files import part_of
 from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from headrace.kernels.quantized import QuantizedWeight
+    from headrace.kernels.quantized import GroupedWeight, QuantizedWeight
 
+_FLOAT_BITS = 32.0
 _ELEMENTS_AT_ONCE = 1 << 18  # small enough for a core's cache
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
@@ -87,27 +92,52 @@ class GgufTensors:
         if stored.num_groups > 1:
             return self._fill_grouped(stored, out, part)
         out = out[0] if _is_lone_row(name) and len(tensor.shape) == 1 else out
-        row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
-        rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
-        starts = range(0, len(out), rows_at_once)
-        pieces = (out[start : start + rows_at_once] for start in starts)
         first_row = _first_row(stored) + (0 if part is None else part.rows.start)
-        stored_starts = (first_row + start for start in starts)
-        # numpy releases the GIL, so threads with a piece each run in parallel.
-        with ThreadPoolExecutor(max_workers=_num_cores()) as pool:  # raises what a thread raised
-            list(
-                pool.map(
-                    self._fill_rows,
-                    repeat(tensor),
-                    stored_starts,
-                    pieces,
-                    repeat(None if part is None else part.columns),
-                )
-            )
+        columns = None if part is None else part.columns
+
+        def fill(start: int, count: int) -> None:
+            self._fill_rows(tensor, first_row + start, out[start : start + count], columns)
+
+        self._in_pieces(len(out), 1 if len(tensor.shape) == 1 else tensor.shape[-1], fill)
         self._bytes_read += len(out) * _row_bytes(tensor)
 
+    def _in_pieces(self, num_rows: int, row_len: int, work: Callable[[int, int], None]) -> None:
+        """Calls `work` with the first row and the number of rows of each piece, on all cores: numpy releases the
+        GIL."""
+        at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
+        starts = range(0, num_rows, at_once)
+        with ThreadPoolExecutor(max_workers=_num_cores()) as pool:
+            for _ in pool.map(work, starts, (min(at_once, num_rows - start) for start in starts)):
+                pass  # raises what a thread raised
+
     def quantized(self, name: str, device: torch.device, part: Slice | None = None) -> QuantizedWeight | None:
-        return None
+        """Returns a matrix, or a part of it, in groups of integers, which only a CPU multiplies; None: it is stored in
+        another form, or the part cuts through groups."""
+        stored = self._parts.get(name)
+        kind = None if stored is None else TYPES.get(self._file.tensors[stored.name].type_name)
+        if device.type != "cpu" or stored is None or kind is None or stored.is_vector or stored.num_groups > 1:
+            return None
+        return part_of(self._read_groups(stored, kind), part)
+
+    def _read_groups(self, stored: StoredPart, kind: GroupedType) -> GroupedWeight:
+        import torch
+
+        from headrace.kernels.quantized import GroupedWeight
+
+        tensor = self._file.tensors[stored.name]
+        num_rows, width = stored.num_rows, tensor.shape[-1]
+        values = np.empty((num_rows, width), np.uint8)
+        scales, minima = np.empty((2, num_rows, width // kind.group_len), np.float32)
+
+        def unpack(start: int, count: int) -> None:
+            blocks = self._read_in_order(tensor, _first_row(stored) + start, count).reshape(-1, kind.block_bytes)
+            found, end = kind.unpack(blocks), start + count
+            values[start:end] = found.values.reshape(count, -1)
+            scales[start:end], minima[start:end] = (each.reshape(count, -1) for each in found[1:])
+
+        self._in_pieces(num_rows, width, unpack)
+        self._bytes_read += num_rows * _row_bytes(tensor)
+        return GroupedWeight(torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minima), kind.bits)
 
     def _fill_vector(self, stored: StoredPart, out: Tensor, part: Slice | None) -> None:
         """Fills a vector that is a row of a stored matrix: the bias of one expert."""
@@ -160,15 +190,19 @@ class GgufTensors:
     def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor, columns: range | None) -> None:
         import torch
 
-        raw = self._read_rows(tensor, start, len(out))
-        if self._rotates_pairs and _ROTATED.fullmatch(tensor.name):
-            raw = _pairs_to_halves(raw, self._head_dim)
+        raw = self._read_in_order(tensor, start, len(out))
         if out.dtype == torch.float32 and out.device.type == "cpu" and columns is None:
             dequantize(raw, tensor.type_name, out.numpy())
         else:
             exact = np.empty((len(out), *tensor.shape[-1:]) if columns else out.shape, dtype=np.float32)
             dequantize(raw, tensor.type_name, exact)
             out.copy_(torch.from_numpy(exact[:, columns.start : columns.stop] if columns else exact))
+
+    def _read_in_order(self, tensor: GgufTensor, start: int, num_rows: int) -> Bytes:
+        """Reads rows, those of whole heads in our order."""
+        raw = self._read_rows(tensor, start, num_rows)
+        is_rotated = self._rotates_pairs and _ROTATED.fullmatch(tensor.name)
+        return _pairs_to_halves(raw, self._head_dim) if is_rotated else raw
 
     def _read_rows(self, tensor: GgufTensor, start: int, num_rows: int) -> Bytes:
         row_bytes = _row_bytes(tensor)
@@ -291,6 +325,28 @@ def _read_floats(file: GgufFile, tensor: GgufTensor) -> tuple[float, ...]:
         raise ModelError(f"tensor {tensor.name!r} must be stored as F32, found {tensor.type_name}")
     values = np.fromfile(file.path, dtype="<f4", count=tensor.num_bytes // 4, offset=tensor.offset)
     return tuple(float(value) for value in values)
+
+
+def packed_bits(file: GgufFile, spec: ModelSpec) -> PackedBits | None:
+    """What `quantized` and `stored_rows` leave in the memory of a CPU; None: weights are scaled at load, and so
+    dequantized."""
+    if spec.weight_scales:
+        return None
+    layers = [tensor for tensor in file.tensors.values() if LAYER_NAME.fullmatch(tensor.name) and len(tensor.shape) > 1]
+    table = file.tensors["token_embd.weight"]
+    head = file.tensors.get("output.weight", table)
+    num_weights = sum(math.prod(tensor.shape) for tensor in layers)
+    num_bits = sum(math.prod(tensor.shape) * _bits_on_cpu(tensor) for tensor in layers)
+    return PackedBits(
+        layers=num_bits / max(1, num_weights),
+        head=_FLOAT_BITS if spec.norms_head else _bits_on_cpu(head),
+        embeddings=8 * table.num_bytes / math.prod(table.shape) if is_block_type(table.type_name) else _FLOAT_BITS,
+    )
+
+
+def _bits_on_cpu(tensor: GgufTensor) -> float:
+    kind = TYPES.get(tensor.type_name)
+    return _FLOAT_BITS if kind is None else kind.bits_per_weight
 
 
 def stored_dtype(file: GgufFile) -> str:

@@ -46,17 +46,26 @@ def _own_ends(reader: WeightReader, spec: ModelSpec) -> tuple[Embeddings | None,
     table: Tensor | None = None
     head: ops.PackedLinear | None = None
     if is_last and spec.pooler is None:
-        bias = reader.tensor("lm_head.bias") if spec.head_bias else None
-        weight = reader.tensor(_EMBEDDINGS if spec.tie_embeddings else "lm_head.weight")
-        table = weight if spec.tie_embeddings else None
-        if spec.norms_head:
-            weight = torch.nn.functional.normalize(weight.float()).to(weight.dtype)
-        head = reader.plain(weight, bias)
+        head, table = _head(reader, spec)
     if not is_first:
         return None, head
     if stored is not None:
         return QuantizedEmbeddings(stored, spec.hidden_size), head
     return DenseEmbeddings(reader.tensor(_EMBEDDINGS) if table is None else table), head
+
+
+def _head(reader: WeightReader, spec: ModelSpec) -> tuple[ops.PackedLinear, Tensor | None]:
+    """Returns the head, and the table of embeddings if it was read for it."""
+    bias = reader.tensor("lm_head.bias") if spec.head_bias else None
+    name = _EMBEDDINGS if spec.tie_embeddings else "lm_head.weight"
+    packed = None if spec.norms_head else reader.head(name, bias)
+    if packed is not None:
+        return packed, None
+    weight = reader.tensor(name)
+    table = weight if spec.tie_embeddings else None
+    if spec.norms_head:
+        weight = torch.nn.functional.normalize(weight.float()).to(weight.dtype)
+    return reader.plain(weight, bias), table
 
 
 def pooler_head(reader: WeightReader, spec: ModelSpec) -> PoolerHead | None:

@@ -229,7 +229,7 @@ class QuantizedFiles:
 
 def part_of(weight: QuantizedWeight, part: Slice | None) -> QuantizedWeight | None:
     """Returns rows and columns of a matrix; None: they cut through groups of weights that share a scale."""
-    from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight
+    from headrace.kernels.quantized import Fp8Weight, GroupedWeight, Int4Weight, Int8Weight
 
     if part is None:
         return weight
@@ -250,6 +250,8 @@ def part_of(weight: QuantizedWeight, part: Slice | None) -> QuantizedWeight | No
     values, scales = part.of(weight.values).contiguous(), weight.scales[of_groups].contiguous()
     if isinstance(weight, Fp8Weight):
         return Fp8Weight(values, scales)
+    if isinstance(weight, GroupedWeight):
+        return GroupedWeight(values, scales, weight.minima[of_groups].contiguous(), weight.bits)
     if weight.order is not None and len(columns) < width:
         return None
     zeros = None if weight.zeros is None else weight.zeros[of_groups].contiguous()

@@ -14,7 +14,7 @@ from headrace.adapters import AdapterLimits
 from headrace.config import Quantization
 from headrace.dist.collectives import TensorGroup
 from headrace.kernels import ops
-from headrace.kernels.quantized import QuantizedWeight, kind_of, quantize
+from headrace.kernels.quantized import GroupedWeight, QuantizedWeight, kind_of, quantize
 from headrace.models.adapter_spec import is_adapted
 from headrace.models.adapters import AdaptedLinear, empty_weights
 from headrace.models.latent import rotary_order
@@ -69,9 +69,11 @@ class WeightReader:
         self._quantization = quantization  # of the layers' matrices, at load
         self._kept = kept_in_16_bits(shards.whole.num_layers)
         stored = spec.quantization
-        self._keeps_stored = stored is not None and stored.stays_packed_on(device.type)
         self._dtype = dtype
         self.device = device
+        self._takes_groups = ops.takes_groups(device, dtype)
+        keeps = self._takes_groups if stored is None else stored.stays_packed_on(device.type)
+        self._keeps_stored = keeps and quantization is None and not self._scales
         self._progress = progress
         self._num_read = 0  # bytes of all tensors so far, in the decoder's type
         self._num_to_read = dtype.itemsize * shards.num_params
@@ -88,12 +90,20 @@ class WeightReader:
         """Reads what `pack` makes a GEMM of: quantized, where the checkpoint is and stays so."""
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         weights = tuple(f"{name}.weight" for name in names)
-        if self._keeps_stored and not self._scales:
-            stored = read_stored(self.source, weights, self.device, self._row_order)
-            if stored is not None:
-                self._count_read(stored.values.numel())
-                return Matrix(names, stored, bias)
-        return Matrix(names, self.tensor(*weights), bias)
+        stored = self._stored(weights) if self._keeps_stored else None
+        return Matrix(names, self.tensor(*weights) if stored is None else stored, bias)
+
+    def _stored(self, names: tuple[str, ...]) -> QuantizedWeight | None:
+        stored = read_stored(self.source, names, self.device, self._row_order)
+        if stored is not None:
+            self._count_read(stored.values.numel())
+        return stored
+
+    def head(self, name: str, bias: Tensor | None) -> ops.PackedLinear | None:
+        """Returns the head as a CPU multiplies it in its stored form, however the layers are quantized; None: it has
+        no such form."""
+        stored = self._stored((name,)) if self._takes_groups else None
+        return None if stored is None else self._quantized_linear(stored, bias)
 
     def pack(self, matrix: Matrix) -> ops.PackedLinear:
         packed = self._packed(matrix)
@@ -134,17 +144,29 @@ class WeightReader:
     ) -> ops.PackedLinear:
         """`was_read`: from a matrix whose bytes are counted."""
         num_params = weight.values.numel()
-        self.num_bytes += int(num_params * BITS[kind_of(weight)] / 8)
+        self.num_bytes += _bytes_of(weight)
         if was_read:
             self.num_bytes -= num_params * self._dtype.itemsize
         return ops.pack_quantized(weight, bias, self._dtype)
 
     def _row_order(self, name: str, num_rows: int) -> Tensor | None:
-        """The order of rows that `_fill` gives to queries and keys; on the host."""
+        """Which row of the checkpoint is at each of ours; on the host. None: they are in order."""
+        if self._spec.latent is not None:
+            return self._row_order_of_latents(name, num_rows, self._spec.latent)
         if self._head_order is None or not _ROTATED.fullmatch(name):
             return None
         order = torch.tensor(self._head_order)
         return (torch.arange(0, num_rows, len(order))[:, None] + order).flatten()
+
+    def _row_order_of_latents(self, name: str, num_rows: int, latent: LatentSpec) -> Tensor | None:
+        """The rows that rotate are the last of each query head, and of the one key."""
+        if not _ROTATED_OF_LATENTS.fullmatch(name):
+            return None
+        rows = torch.arange(num_rows).unflatten(0, (1 if ".kv_a_proj." in name else self._spec.num_heads, -1))
+        rotated = rows[:, -latent.rotary_dim :]
+        rotated.copy_(rotated[:, rotary_order(latent, rotates_pairs=self._spec.rotates_pairs)])
+        order: Tensor = rows.flatten()
+        return order
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> ops.PackedLinear:
         """Returns the GEMM of a matrix that is not quantized: if the others are, with a copy for few rows."""
@@ -162,10 +184,17 @@ class WeightReader:
     def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
+        if self._keeps_stored and self._takes_groups and not interleaved:
+            return self._each_expert(names)
         stack = self._stack(names, "weight", interleaved=interleaved)
         packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
+
+    def _each_expert(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
+        linears = [self._packed(self.matrix(*parts, has_bias=False)) for parts in names]
+        num_columns = sum(self.source.shape(f"{part}.weight")[0] for part in names[0])
+        return ops.experts_of(linears, num_columns, self._dtype)
 
     def expert_biases(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> Tensor:  # [E, N]
         stack = self._stack(names, "bias", interleaved=interleaved)
@@ -220,12 +249,10 @@ class WeightReader:
 
     def _fill(self, name: str, out: Tensor) -> None:
         self.source.fill(name, out)
-        if self._spec.latent is not None:
-            self._reorder_latent(name, out, self._spec.latent)
-        elif self._head_order is not None and _ROTATED.fullmatch(name):
-            sizes = (-1, len(self._head_order))
-            heads = out.view(sizes) if "_norm." in name else out.unflatten(0, sizes)  # [heads, D, ...]
-            heads.copy_(heads[:, self._head_order])
+        rows = out.view(-1) if "_norm." in name else out  # norms may have a row for each head
+        order = None if out.is_meta else self._row_order(name, len(rows))
+        if order is not None:
+            rows.copy_(rows[order.to(rows.device)])
         if self._scales and (factor := self._scales.get(_name_in_layer(name))) is not None:
             out.mul_(factor)
         self._count_read(out.numel())
@@ -234,12 +261,12 @@ class WeightReader:
         self._num_read += num_params * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)
 
-    def _reorder_latent(self, name: str, out: Tensor, latent: LatentSpec) -> None:
-        """Reorders the rows that rotate: the last of each query head, and of the one key."""
-        if _ROTATED_OF_LATENTS.fullmatch(name):
-            num_heads = 1 if ".kv_a_proj." in name else self._spec.num_heads
-            rotated = out.unflatten(0, (num_heads, -1))[:, -latent.rotary_dim :]
-            rotated.copy_(rotated[:, rotary_order(latent, rotates_pairs=self._spec.rotates_pairs)])
+
+def _bytes_of(weight: QuantizedWeight) -> int:
+    """Bytes of the matrix once it is packed."""
+    if isinstance(weight, GroupedWeight):
+        return weight.num_bytes
+    return int(weight.values.numel() * BITS[kind_of(weight)] / 8)
 
 
 def _name_in_layer(name: str) -> str:

@@ -1,9 +1,11 @@
-"""GEMMs of a CPU in float32 and in INT8, for the matrices of the default model.
+"""GEMMs of a CPU with weights of 32, eight and four bits, for the matrices of a model.
 
-python benchmarks/int8_cpu.py --json benchmarks/results/int8-cpu.json
+python benchmarks/gemm_cpu.py --json benchmarks/results/gemm-cpu.json
 
-float32     what Headrace uses: panels of weights (kernels/cpu/gemm.py)
+float32     panels of weights (kernels/cpu/gemm.py)
 int8        the same for INT8 weights and activations (kernels/cpu/gemm_int8.py)
+packed 8    float32 activations, weights of eight bits in groups of 32 as in Q8_0 (kernels/cpu/gemm_weight_only.py)
+packed 4    the same with four bits, as in Q4_1
 mkl         float32 weights packed by MKL, through torch
 int8 mm     torch._int_mm (oneDNN), with rows quantized before it and scales applied after it
 dynamic     torch.ops.quantized.linear_dynamic (FBGEMM): INT8 weights and activations, one scale per tensor of input
@@ -27,10 +29,14 @@ import torch
 from about import commit
 from torch import Tensor
 
-from headrace.kernels.cpu.linear import Int8Linear, PackedLinear
-from headrace.kernels.quantized import quantize_int8
+from headrace.kernels.cpu.linear import Int8Linear, PackedLinear, WeightOnlyLinear
+from headrace.kernels.quantized import GroupedWeight, quantize_int8
 
-MATRICES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}  # N, K; 30 layers
+SHAPES = {  # N, K
+    "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
+    "llama-3.2-1b": {"qkv": (3072, 2048), "o": (2048, 2048), "gate_up": (16384, 2048), "down": (2048, 8192)},
+}
+GROUP_LEN = 32
 ROWS = (1, 2, 4, 5, 8, 16, 64, 128, 512)
 Linear = Callable[[Tensor], Tensor]
 
@@ -44,6 +50,11 @@ def candidates(weight: Tensor) -> dict[str, Linear]:
         sums = torch._int_mm((x / rows).round_().to(torch.int8), transposed)
         return sums.float().mul_(rows).mul_(scales)
 
+    def packed(bits: int) -> WeightOnlyLinear:
+        values = torch.randint(2**bits, weight.shape, dtype=torch.uint8)
+        factors = torch.rand(len(weight), weight.shape[1] // GROUP_LEN).half().float()
+        return WeightOnlyLinear(GroupedWeight(values, factors, -factors, bits))
+
     zeros = torch.zeros(len(scales)).long()
     of_torch = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
     prepacked = torch.ops.quantized.linear_prepack(of_torch, None)
@@ -51,18 +62,20 @@ def candidates(weight: Tensor) -> dict[str, Linear]:
     return {
         "float32": PackedLinear(weight),
         "int8": Int8Linear(quantized),
+        "packed 8": packed(8),
+        "packed 4": packed(4),
         "mkl": lambda x: torch.ops.mkl._mkl_linear(x, by_mkl, shape, None, len(x)),
         "int8 mm": int_mm,
         "dynamic": lambda x: torch.ops.quantized.linear_dynamic(x, prepacked),
     }
 
 
-def measure(num_layers: int, num_rounds: int) -> list[dict[str, Any]]:
+def measure(matrices: dict[str, tuple[int, int]], num_layers: int, num_rounds: int) -> list[dict[str, Any]]:
     """Returns microseconds of a layer's four GEMMs, for each number of rows."""
-    layers = [(shape[1], candidates(torch.randn(shape))) for _ in range(num_layers) for shape in MATRICES.values()]
+    layers = [(shape[1], candidates(torch.randn(shape))) for _ in range(num_layers) for shape in matrices.values()]
     found = []
     for num_rows in ROWS:
-        inputs = {width: torch.randn(num_rows, width) for width in {shape[1] for shape in MATRICES.values()}}
+        inputs = {width: torch.randn(num_rows, width) for width in {shape[1] for shape in matrices.values()}}
         best = dict.fromkeys(layers[0][1], float("inf"))
         for _ in range(num_rounds):
             for name in best:
@@ -77,6 +90,7 @@ def measure(num_layers: int, num_rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m", choices=SHAPES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=7)
@@ -87,13 +101,15 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     record: dict[str, Any] = {
         "unit": "microseconds of one layer's four GEMMs",
+        "model": given.model,
+        "layers": given.layers,
         "threads": given.threads,
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
         "commit": commit(),
     }
-    record["rows"] = measure(given.layers, given.rounds)
+    record["rows"] = measure(SHAPES[given.model], given.layers, given.rounds)
     if given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n")
 

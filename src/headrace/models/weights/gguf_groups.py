@@ -1,0 +1,108 @@
+"""GGUF's storage types to groups of integers with scales and minima, which a CPU multiplies as they are.
+
+The weights are exactly those that `dequantize` gives. Its other types, such as Q2_K and Q3_K, have no such form here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.models.weights.dequantize import Array, Bytes, Floats, halves, nibbles, six_bit_pairs
+
+
+class Groups(NamedTuple):
+    """A weight is value * scale + minimum."""
+
+    values: Bytes  # [blocks, weights]
+    scales: Floats  # [blocks, groups]
+    minima: Floats  # [blocks, groups]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedType:
+    block_bytes: int
+    bits: int  # of a value in memory: 4 or 8
+    group_len: int
+    scale_bits: int  # of a scale or a minimum in memory
+    unpack: Callable[[Bytes], Groups]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """In memory, scales and minima included."""
+        return self.bits + 2 * self.scale_bits / self.group_len
+
+
+def _q4_0(blocks: Bytes) -> Groups:  # scale 2, values 16 bytes
+    return _around(nibbles(blocks[:, None, 2:])[:, 0], halves(blocks[:, :2]), 8)
+
+
+def _q4_1(blocks: Bytes) -> Groups:  # scale 2, minimum 2, values 16 bytes
+    pairs = halves(blocks[:, :4])
+    return Groups(nibbles(blocks[:, None, 4:])[:, 0], pairs[:, :1], pairs[:, 1:])
+
+
+def _q5_0(blocks: Bytes) -> Groups:  # scale 2, fifth bits 4, values 16 bytes
+    return _around(_with_fifth_bits(blocks[:, 2:6], blocks[:, 6:]), halves(blocks[:, :2]), 16)
+
+
+def _q5_1(blocks: Bytes) -> Groups:  # scale 2, minimum 2, fifth bits 4, values 16 bytes
+    pairs = halves(blocks[:, :4])
+    return Groups(_with_fifth_bits(blocks[:, 4:8], blocks[:, 8:]), pairs[:, :1], pairs[:, 1:])
+
+
+def _q8_0(blocks: Bytes) -> Groups:  # scale 2, values 32 bytes
+    return _around(np.bitwise_xor(blocks[:, 2:], 128, dtype=np.uint8), halves(blocks[:, :2]), 128)
+
+
+def _q4_k(blocks: Bytes) -> Groups:  # scale 2, minimum 2, eight scales and minima of 6 bits 12, values 128 bytes
+    return _scaled_twice(nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256), blocks)
+
+
+def _q5_k(blocks: Bytes) -> Groups:  # as Q4_K, with fifth bits 32 before the values
+    low = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    low |= high << 4
+    return _scaled_twice(low.reshape(-1, 256), blocks)
+
+
+def _q6_k(blocks: Bytes) -> Groups:  # low bits 128, high bits 64, scales 16, scale 2 bytes
+    values = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
+    values |= (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
+    return _around(values.reshape(-1, 256), halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8), 32)
+
+
+def _around(values: Bytes, scales: Floats, zero: int) -> Groups:
+    return Groups(values, scales, scales * np.float32(-zero))
+
+
+def _with_fifth_bits(fifth: Bytes, low: Bytes) -> Bytes:  # [n, 4], [n, 16] -> [n, 32]
+    values = nibbles(low[:, None])[:, 0]
+    values |= np.unpackbits(fifth, axis=1, bitorder="little") << 4
+    return values
+
+
+def _scaled_twice(values: Bytes, blocks: Bytes) -> Groups:
+    outer = halves(blocks[:, :4])
+    scales, minima = six_bit_pairs(blocks[:, 4:16])
+    return Groups(values, outer[:, :1] * scales, _negated(outer[:, 1:] * minima))
+
+
+def _negated(values: Array) -> Floats:
+    return np.negative(values, out=values)
+
+
+TYPES = {
+    "Q4_0": GroupedType(18, 4, 32, 16, _q4_0),
+    "Q4_1": GroupedType(20, 4, 32, 16, _q4_1),
+    "Q5_0": GroupedType(22, 8, 32, 16, _q5_0),
+    "Q5_1": GroupedType(24, 8, 32, 16, _q5_1),
+    "Q8_0": GroupedType(34, 8, 32, 16, _q8_0),
+    "Q4_K": GroupedType(144, 4, 32, 32, _q4_k),
+    "Q5_K": GroupedType(176, 8, 32, 32, _q5_k),
+    "Q6_K": GroupedType(210, 8, 16, 32, _q6_k),
+}
