@@ -44,10 +44,21 @@ from headrace.kernels.cpu.panels import (
     emit_sums,
     tasks_of,
 )
-from headrace.kernels.cpu.vectors import FLOATS, INTS, LANES, constants, emit_fma, emit_load, emit_splat, emit_store
+from headrace.kernels.cpu.vectors import (
+    FLOATS,
+    INTS,
+    LANES,
+    constants,
+    emit_fma,
+    emit_load,
+    emit_prefetch,
+    emit_splat,
+    emit_store,
+)
 from headrace.kernels.quantized import GroupedWeight
 
 CHUNK = gemm.CHUNK
+WORDS_AHEAD = 16  # prefetched, for each output of a panel: 3 KiB, about what arrives while they are computed
 _WORD_BITS = 32
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _FORMS = [(bits, is_half) for bits in (4, 8) for is_half in (False, True)]
@@ -257,26 +268,20 @@ def _emit_tile(
 
     def of_group(group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         first_word = b.mul(group, num_words)
-        factors, offsets = (
-            [
-                _emit_widened(b, each, b.add(b.mul(group, SIZE(PANEL)), SIZE(v * LANES)), is_half)
-                for v in range(NUM_VECTORS)
-            ]
-            for each in (scales, minima)
-        )
+        starts = [b.add(b.mul(group, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
+        factors, offsets = ([_emit_widened(b, each, at, is_half) for at in starts] for each in (scales, minima))
 
         def of_word(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             word = b.add(first_word, number)
-            packed = [
-                emit_load(b, words, b.add(b.mul(word, SIZE(PANEL)), SIZE(v * LANES)), INTS) for v in range(NUM_VECTORS)
-            ]
+            starts = [b.add(b.mul(word, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
+            packed = [emit_load(b, words, at, INTS) for at in starts]
+            for at in starts:
+                emit_prefetch(b, words, b.add(at, SIZE(WORDS_AHEAD * PANEL)))
             first = b.mul(word, SIZE(per_word))
             for place in range(per_word):
                 k = b.add(first, SIZE(place))
-                weights = [
-                    emit_fma(b, _emit_value(b, packed[v], bits, place), factors[v], offsets[v])
-                    for v in range(NUM_VECTORS)
-                ]
+                values = [_emit_value(b, each, bits, place) for each in packed]
+                weights = [emit_fma(b, *each) for each in zip(values, factors, offsets, strict=True)]
                 if not num_rows:
                     for v, weight in enumerate(weights):
                         emit_store(b, out, b.add(b.mul(k, SIZE(PANEL)), SIZE(v * LANES)), weight)

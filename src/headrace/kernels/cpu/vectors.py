@@ -69,6 +69,14 @@ def emit_store(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value, value:
     builder.store(value, builder.bitcast(builder.gep(pointer, [index]), value.type.as_pointer()), align=4)
 
 
+def emit_prefetch(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> None:
+    """Prefetches the cache line of pointer[index]; any address is allowed."""
+    address = builder.bitcast(builder.gep(pointer, [index]), ir.IntType(8).as_pointer())
+    function_type = ir.FunctionType(ir.VoidType(), [address.type, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    builder.call(function, [address, _INT(0), _INT(3), _INT(1)])
+
+
 @intrinsic
 def load(typing: Any, pointer: Any, index: Any) -> Any:
     """Loads LANES floats from pointer[index] on; any alignment."""
@@ -93,10 +101,7 @@ def prefetch(typing: Any, pointer: Any, index: Any) -> Any:
     """Prefetches the cache line of pointer[index]; any address is allowed."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
-        function_type = ir.FunctionType(ir.VoidType(), [address.type, _INT, _INT, _INT])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        builder.call(function, [address, _INT(0), _INT(3), _INT(1)])
+        emit_prefetch(builder, *args)
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.float32), types.intp), emit
