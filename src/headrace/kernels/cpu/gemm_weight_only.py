@@ -37,7 +37,6 @@ from headrace.kernels.cpu.launch import (
 from headrace.kernels.cpu.panels import (
     NUM_VECTORS,
     PANEL,
-    ROW_BLOCK,
     SIZE,
     TILE_ROWS,
     copy_columns,
@@ -58,6 +57,7 @@ from headrace.kernels.cpu.vectors import (
 from headrace.kernels.quantized import GroupedWeight
 
 CHUNK = gemm.CHUNK
+MAX_ROWS = 256  # of a task: its panels are dequantized once for all of them
 WORDS_AHEAD = 16  # prefetched, for each output of a panel: 3 KiB, about what arrives while they are computed
 _WORD_BITS = 32
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
@@ -104,7 +104,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor, num_out: int) -> Tensor:  
     out = torch.empty(num_rows, num_out)
     if num_rows:
         num_panels, num_groups = packed.scales.shape[:2]
-        tasks = tasks_of(num_rows, num_panels)
+        tasks = tasks_of(num_rows, num_panels, MAX_ROWS)
         form = _FORMS.index((packed.bits, packed.scales.dtype == torch.float16))
         sizes = (form, packed.bits, packed.scales.element_size(), depth // num_groups)
         strides = (x.stride(0), num_rows, num_out, depth, num_panels)
@@ -135,7 +135,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor, num_out: int) -> Tensor:  
 )
 def _multiply(pointer: Pointer) -> None:
     a = arguments_at(pointer)
-    scratch = np.empty(ROW_BLOCK * PANEL, dtype=np.float32)
+    scratch = np.empty(a.row_block * PANEL, dtype=np.float32)
     weights = np.empty(CHUNK * PANEL, dtype=np.float32)
     task = claim(pointer)
     while task < a.num_tasks:

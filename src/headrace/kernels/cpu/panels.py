@@ -42,9 +42,9 @@ class Tasks(NamedTuple):
     num_tasks: int
 
 
-def tasks_of(num_rows: int, num_panels: int) -> Tasks:
-    """Divides a GEMM into tasks."""
-    num_blocks = -(-num_rows // ROW_BLOCK)
+def tasks_of(num_rows: int, num_panels: int, max_rows: int = ROW_BLOCK) -> Tasks:
+    """Divides a GEMM into tasks of up to so many rows."""
+    num_blocks = -(-num_rows // max_rows)
     rows = -(-num_rows // num_blocks)
     panels_per_task = max(1, num_panels * num_blocks // (TASKS_PER_THREAD * torch.get_num_threads()))
     tasks_per_block = -(-num_panels // panels_per_task)
