@@ -287,6 +287,7 @@ def _add_dot(sums, tile, row, scales, first_column, depth, WIDTH: tl.constexpr, 
     elif tile.dtype == tl.int8:
         return tl.dot(tile, row, sums, out_dtype=tl.int32)
     elif SCALING == PER_COLUMN:
-        return sums + tl.dot(tile, row)  # tensor cores of 9.0 add up FP8 with 14 bits: not more than a tile
+        # Tensor cores add up FP8 with 14 bits: no more than a tile. Only for 9.0 the compiler knows that by itself.
+        return sums + tl.dot(tile, row, max_num_imprecise_acc=tile.shape[1])
     else:
         return tl.dot(tile, row, sums, input_precision="ieee")
