@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace.kernels.gpu.few_rows import Linear
+from headrace.kernels.gpu.linear import LinearWithCopy
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.layers import Mlp
 from headrace.runner.gpu.memory import release
@@ -61,4 +62,5 @@ def _linears(layer: Layer) -> Iterator[Linear]:
     for part in (layer.mixer, layer.mlp):
         if is_dataclass(part):
             values = (getattr(part, field.name) for field in fields(part))
-            yield from (value for value in values if isinstance(value, Linear))
+            plain = (value.plain if isinstance(value, LinearWithCopy) else value for value in values)
+            yield from (value for value in plain if isinstance(value, Linear))
