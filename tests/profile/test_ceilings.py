@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.profile.ceilings import ceilings_of, work_of_step
@@ -12,6 +13,14 @@ def test_gemms_count_each_token_and_the_head_only_for_sampled_ones() -> None:
     assert work.flops == 2 * 1_000_000 * 100 + 2 * 64 * 1000 * 3
     assert work.num_bytes == 2_000_000 + 128_000
     assert work_of_step(step(num_samples=0), MODEL)["gemm"].num_bytes == 2_000_000
+
+
+def test_few_rows_read_copies_of_some_matrices() -> None:
+    model = msgspec.structs.replace(MODEL, few_rows=16, few_weight_bytes=1_500_000, few_head_bytes=64_000)
+    sizes = {(16, 16): 1_564_000, (17, 16): 2_064_000, (100, 17): 2_128_000, (16, 0): 1_500_000}
+    for (num_tokens, num_samples), num_bytes in sizes.items():
+        found = work_of_step(step(num_tokens=num_tokens, num_samples=num_samples), model)["gemm"]
+        assert found.num_bytes == num_bytes
 
 
 def test_decode_attention_reads_its_contexts() -> None:

@@ -38,6 +38,7 @@ from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ProfilerError
 from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
+from headrace.models.weight_sizes import COPY_ROWS
 from headrace.steps import IntArray, StepPlan
 from headrace.version import __version__
 
@@ -328,6 +329,10 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
     element = 4 if settings.dtype == "float32" else 2
     kind = settings.quantization
     sizes = sizes_of(Shards(spec, Mesh()), element_bytes=element, kind=kind)
+    head_params = spec.hidden_size * spec.vocab_size
+    head_bytes = head_params * element
+    if spec.packed_bits is not None and settings.device == "cpu":
+        head_bytes = int(head_params * spec.packed_bits.head / 8)
     return {
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -337,7 +342,10 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
         "vocab_size": spec.vocab_size,
         "active_params": _active_params(spec),
         "weight_bytes": sum(sizes.layers) - sizes.copies,
-        "head_bytes": spec.hidden_size * spec.vocab_size * element,
+        "head_bytes": head_bytes,
+        "few_rows": COPY_ROWS if sizes.head_copy else 0,
+        "few_weight_bytes": sum(sizes.layers) - element * sizes.copies,  # an element of a copy is one byte
+        "few_head_bytes": sizes.head_copy,
         "kv_token_bytes": spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else element),
         "activation_bytes": element,
         "logit_bytes": element,

@@ -7,14 +7,15 @@ refused. Imports no torch.
     fp8                  weight (float8), weight_scale_inv (one per block) or weight_scale
     awq, gptq            qweight, qzeros, scales, and for gptq g_idx
 
-Which matrices are quantized is seen from their tensors, so lists of modules that are not (`ignore`,
-`modules_to_not_convert`) need not be interpreted.
+Which matrices are quantized is seen from their tensors. Lists of modules that are not (`ignore`,
+`modules_to_not_convert`) only tell how much memory a model takes before its tensors are read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from headrace.errors import UnsupportedModelError
@@ -35,6 +36,15 @@ class StoredQuantization:
     kind: Kind
     quantizes_activations: bool = True  # else GEMMs are computed in the type of the activations
     zero_offset: int = 0  # added to stored zero points
+    ignored: tuple[str, ...] = ()  # modules that are not quantized: names, or "re:" and a pattern
+
+    def ignores(self, name: str) -> bool:
+        """Whether the checkpoint says that it leaves a matrix as it is."""
+        module = name.removesuffix(".weight")
+        return any(
+            bool(re.match(each.removeprefix("re:"), module)) if each.startswith("re:") else each == module
+            for each in self.ignored
+        )
 
     @property
     def stays_packed(self) -> bool:
@@ -64,16 +74,12 @@ def kept_in_16_bits(num_layers: int) -> frozenset[str]:
 
 def read_quantization(config: Mapping[str, Any]) -> StoredQuantization:
     """Reads `quantization_config`."""
-    method = config.get("quant_method", "unknown")
-    if method == "compressed-tensors":
-        return _read_compressed(config)
-    if method == "fp8":
-        return _read_fp8(config)
-    if method == "awq":
-        return _read_awq(config)
-    if method == "gptq":
-        return _read_gptq(config)
-    raise _refused(str(method), f"its method is none of {', '.join(METHODS)}")
+    method = str(config.get("quant_method", "unknown"))
+    readers = {"compressed-tensors": _read_compressed, "fp8": _read_fp8, "awq": _read_awq, "gptq": _read_gptq}
+    if method not in readers:
+        raise _refused(method, f"its method is none of {', '.join(METHODS)}")
+    ignored = config.get("ignore") or config.get("modules_to_not_convert") or ()
+    return replace(readers[method](config), ignored=tuple(map(str, ignored)))
 
 
 def _read_compressed(config: Mapping[str, Any]) -> StoredQuantization:

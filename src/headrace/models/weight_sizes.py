@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.models.quantized import BITS, Kind, PackedBits, kept_in_16_bits
@@ -13,6 +14,7 @@ from headrace.models.spec import Shape
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _SCALE_BYTES = 4  # float32, one for each row of a matrix in eight bits
 _BYTES_ON_GPU, _BYTES_ON_CPU = 2, 4  # of a weight that is not quantized
+COPY_ROWS = 16  # steps of up to so many tokens read copies (`kernels/gpu/few_rows.py`)
 _COPY_TILE = (64, 128)  # the sides of a matrix with a copy are multiples of these
 _MULTIPLE = 16  # a matrix with a side that is no multiple of this stays in 16 bits, if it is quantized to FP8 at load
 
@@ -23,7 +25,8 @@ class WeightSizes:
 
     layers: tuple[int, ...]
     others: int
-    copies: int = 0  # of the layers: a step reads the matrix or its copy
+    copies: int = 0  # of the layers' matrices: a step reads a matrix or its copy
+    head_copy: int = 0  # of the head
 
     @property
     def total(self) -> int:
@@ -33,12 +36,12 @@ class WeightSizes:
 def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None, at_load: bool = False) -> WeightSizes:
     """`kind`: the form of the layers' matrices in memory; None: they have `element_bytes` each. `at_load`: they are
     quantized while they are loaded, so that some of them stay as they are (`kept_in_16_bits`)."""
-    kept = kept_in_16_bits(shards.whole.num_layers) if at_load else frozenset()
-    layers, others, copies = [0] * shards.layers.size, 0, 0
+    is_kept = _keeps(shards, at_load=at_load)
+    layers, others, copies, head_copy = [0] * shards.layers.size, 0, 0, 0
     has_copies = kind is not None and element_bytes == _BYTES_ON_GPU
     bits = shards.whole.packed_bits if element_bytes == _BYTES_ON_CPU else None
     for name, shape in shards.tensor_shapes().items():
-        is_packed = kind is not None and name not in kept and _is_packed(name, shape, kind, at_load=at_load)
+        is_packed = kind is not None and not is_kept(name) and _is_packed(name, shape, kind, at_load=at_load)
         num_bytes = math.prod(shape) * element_bytes
         if is_packed and kind is not None:
             num_bytes = _packed_bytes(shape, kind)
@@ -49,11 +52,20 @@ def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None
             copy = _packed_bytes(shape, "int8")
             num_bytes += copy
             copies += 0 if layer is None else copy
+            head_copy += copy if layer is None else 0
         if layer is None:
             others += num_bytes
         else:
             layers[int(layer[1]) - shards.layers.start] += num_bytes
-    return WeightSizes(tuple(layers), others, copies)
+    return WeightSizes(tuple(layers), others, copies, head_copy)
+
+
+def _keeps(shards: Shards, *, at_load: bool) -> Callable[[str], bool]:
+    """Which matrices of the layers are not quantized."""
+    stored = shards.whole.quantization
+    if at_load or stored is None:
+        return kept_in_16_bits(shards.whole.num_layers).__contains__
+    return stored.ignores
 
 
 def _bits_on_cpu(name: str, bits: PackedBits, shards: Shards, *, is_dense: bool) -> float:

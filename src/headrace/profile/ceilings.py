@@ -34,12 +34,13 @@ class PartCeiling:
 
 def work_of_step(step: StepLine, model: ModelNumbers) -> dict[Part, Work]:
     tokens, element = step.num_tokens, model.activation_bytes
-    is_head_used = step.num_samples > 0
+    weight_bytes = model.few_weight_bytes if 0 < tokens <= model.few_rows else model.weight_bytes
+    head_bytes = model.few_head_bytes if step.num_samples <= model.few_rows else model.head_bytes
     activated = (3 if model.is_gated else 2) * model.mlp_width
     return {
         "gemm": Work(
             2.0 * model.active_params * tokens + 2.0 * model.hidden_size * model.vocab_size * step.num_samples,
-            model.weight_bytes + (model.head_bytes if is_head_used else 0),
+            weight_bytes + (head_bytes if step.num_samples else 0),
         ),
         "prefill_attention": Work(4.0 * model.num_layers * model.q_size * step.pairs, 0.0),
         "decode_attention": Work(

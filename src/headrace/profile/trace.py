@@ -84,6 +84,9 @@ class ModelNumbers(msgspec.Struct, frozen=True):
     logit_bytes: int
     is_fp8: bool = False
     is_gated: bool = True
+    few_rows: int = 0  # up to so many tokens a step reads copies of some matrices instead, which take
+    few_weight_bytes: int = 0  # instead of `weight_bytes`
+    few_head_bytes: int = 0  # instead of `head_bytes`, with so many samples
 
 
 class Ceilings(msgspec.Struct, frozen=True):

@@ -1,0 +1,54 @@
+"""Bytes of weights before they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.dist.mesh import Mesh
+from headrace.models.hub_config import spec_from_config
+from headrace.models.quantized import Kind, StoredQuantization, kept_in_16_bits, read_quantization
+from headrace.models.shards import Shards
+from headrace.models.spec import ModelSpec
+from headrace.models.weight_sizes import COPY_ROWS, WeightSizes, weight_sizes
+from tests.models.quantized_checkpoints import CONFIG, compressed
+
+SPEC = replace(spec_from_config(CONFIG), num_layers=2)
+
+
+def sizes(spec: ModelSpec, kind: Kind, *, at_load: bool = False) -> WeightSizes:
+    return weight_sizes(Shards(spec, Mesh()), element_bytes=2, kind=kind, at_load=at_load)
+
+
+def stored(kind: Kind, *ignored: str) -> ModelSpec:
+    return replace(SPEC, quantization=StoredQuantization("compressed-tensors", kind, ignored=ignored))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_checkpoint_that_keeps_what_quantizing_keeps_takes_the_same_bytes(kind: Kind) -> None:
+    """As `headrace quantize` writes them: with matrices in 16 bits, and their copies."""
+    kept = sorted(name.removesuffix(".weight") for name in kept_in_16_bits(SPEC.num_layers))
+    found = sizes(stored(kind, "lm_head", *kept), kind)
+    assert found == sizes(SPEC, kind, at_load=True)
+    assert found.copies > 0
+    assert sizes(stored(kind, "re:.*lm_head", r"re:model\.layers\.1\.mlp\.down_proj$"), kind) == found
+    without = sizes(stored(kind, "lm_head"), kind)
+    assert without.copies == 0
+    assert without.layers[1] < found.layers[1] and without.layers[0] == found.layers[0]
+
+
+@pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])
+def test_a_config_names_the_modules_that_it_leaves(key: str) -> None:
+    config = compressed(8, "int", "channel", inputs=True) if key == "ignore" else {"quant_method": "fp8"}
+    found = read_quantization(config | {key: ["lm_head", "re:.*gate$"]})
+    assert found.ignores("lm_head.weight") and found.ignores("model.layers.3.mlp.gate.weight")
+    assert not found.ignores("model.layers.3.mlp.gate_proj.weight")
+    assert not read_quantization(config | {key: None}).ignores("lm_head.weight")
+
+
+@pytest.mark.interpreted
+def test_copies_are_read_by_the_steps_that_the_kernels_for_few_rows_take() -> None:
+    from headrace.kernels.gpu.few_rows import MAX_ROWS
+
+    assert COPY_ROWS == MAX_ROWS
