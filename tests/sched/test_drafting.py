@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from headrace.sched import SchedulerLimits
@@ -9,10 +11,10 @@ from tests.sched.checking_runner import NEVER_SAMPLED, Driver, decode_alone, mak
 
 
 def driver(
-    *, num_tokens: int = 4, max_seqs: int = 4, free_rows: float = 100.0, wait_cost: float = 0.0, num_blocks: int = 64
+    *, num_tokens: int = 4, max_seqs: int = 4, free_rows: float = 100.0, num_blocks: int = 64, **waiting: Any
 ) -> Driver:
     config = SpeculativeConfig(method="ngram", num_tokens=num_tokens)
-    speculation = Speculation(config=config, max_seqs=max_seqs, max_rows=64, free_rows=free_rows, wait_cost=wait_cost)
+    speculation = Speculation(config=config, max_seqs=max_seqs, max_rows=64, free_rows=free_rows, **waiting)
     limits = SchedulerLimits(
         max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128, num_blocks=num_blocks, speculation=speculation
     )
@@ -87,6 +89,12 @@ def test_drafts_that_gain_less_than_a_step_ahead_are_not_made() -> None:
     """Four drafts at the first acceptance of 0.8 are expected to gain 2.4 tokens; they cost 4 / 101."""
     assert sum(run(driver(wait_cost=2.3), right, max_tokens=20)) > 0
     assert sum(run(driver(wait_cost=2.4), right, max_tokens=20)) == 0
+
+
+def test_few_sequences_may_wait_for_nothing() -> None:
+    for num_requests in (1, 2):
+        drafts = run(driver(wait_cost=2.4, max_free_seqs=1), right, num_requests=num_requests, max_tokens=20)
+        assert (sum(drafts) > 0) == (num_requests == 1)
 
 
 def test_nothing_is_drafted_for_more_sequences_than_the_limit() -> None:

@@ -13,6 +13,10 @@ from headrace.speculation import Speculation, SpeculativeConfig
 CPU_FREE_ROWS = 8.0
 GPU_FREE_ROWS = 256.0
 CPU_MAX_SEQS = 16
+# A step of more sequences on a CPU that waits for the one before takes longer, by this share of one of a single
+# sequence. Measured with the default model: docs/speculative.md.
+CPU_WAIT_COST = 0.1
+CPU_MAX_FREE_SEQS = 4
 GPU_MAX_SEQS = 32
 GPU_MAX_ROWS = 256
 # A GPU idles while the host reads what a step with drafts has sampled and prepares the next one. Seconds of that, and
@@ -51,7 +55,8 @@ def choose_speculation(
         max_rows=max_rows,
         free_rows=GPU_FREE_ROWS if on_gpu else CPU_FREE_ROWS,
         draft_cost=_draft_cost(speculative, spec, draft),
-        wait_cost=_gpu_wait_cost(spec) if on_gpu else 0.0,
+        wait_cost=_gpu_wait_cost(spec) if on_gpu else CPU_WAIT_COST,
+        max_free_seqs=0 if on_gpu else CPU_MAX_FREE_SEQS,
     )
 
 

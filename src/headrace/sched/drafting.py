@@ -86,7 +86,7 @@ class Drafting:
         if not 0 < len(slots) <= self._speculation.max_seqs:
             return False
         lens = self._lens(slots)
-        if self._speculation.wait_cost and not self._speculation.drafts_on_device:
+        if self._speculation.wait_cost_of(len(slots)) and not self._speculation.drafts_on_device:
             lens = self._found_lens(slots, lens)
         return self._pays(slots, lens)
 
@@ -131,7 +131,7 @@ class Drafting:
         acceptance = np.clip(self._acceptance[slots], 0.01, 0.99)
         accepted = acceptance * (1.0 - acceptance**lens) / (1.0 - acceptance)  # the sum of the powers 1 to lens
         gain = float(accepted.sum() - self._least(len(slots)) * lens.sum())
-        return gain >= self._speculation.wait_cost * len(slots)
+        return gain >= self._speculation.wait_cost_of(len(slots)) * len(slots)
 
     def _found_lens(self, slots: IntArray, lens: IntArray) -> IntArray:
         """The same lengths, but of drafts that a lookup found."""
