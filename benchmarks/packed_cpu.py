@@ -189,7 +189,7 @@ def main() -> None:
 
     record = {
         "unit": "output tokens/s, prompts included",
-        "model": given.model,
+        "model": Path(given.model).name,
         "prompt_len": given.prompt_len,
         "answer_len": given.answer_len,
         "threads": given.threads,
