@@ -78,7 +78,7 @@ class EngineConfig:
     quantization: Quantization | None = setting(
         None,
         "quantizes the layers' weights at load: 'fp8' (GPU) and 'int8' (GPU and CPU) with activations of eight bits, "
-        "'int4' weights alone (GPU); default: as the checkpoint stores them",
+        "'int4' weights alone (GPU and CPU); default: as the checkpoint stores them",
     )
     kv_cache_dtype: KvCacheDType = setting(
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"

@@ -67,7 +67,7 @@ def test_threads_are_for_a_cpu_and_memory_for_a_gpu() -> None:
 
 def test_int8_is_searched_on_a_cpu_if_quality_may_change() -> None:
     assert "quantization" not in find_knobs(a_space()).by_name
-    assert find_knobs(a_space(allows_quality_change=True)).by_name["quantization"].values == ("int8",)
+    assert find_knobs(a_space(allows_quality_change=True)).by_name["quantization"].values == ("int8", "int4")
 
 
 def test_precision_is_searched_only_if_quality_may_change() -> None:

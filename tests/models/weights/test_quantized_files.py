@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.errors import UnsupportedModelError
-from headrace.kernels.cpu.linear import Int8Linear
+from headrace.kernels.cpu.linear import Int8Linear, WeightOnlyLinear
 from headrace.kernels.cpu.panels import IS_SUPPORTED
 from headrace.kernels.quantized import FP8, Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
 from headrace.models import load_decoder, open_checkpoint
@@ -95,6 +95,25 @@ def test_a_cpu_keeps_int8_weights_and_agrees_with_the_dequantized_ones(
     ids = torch.arange(64, dtype=torch.int32)
     expected = exact.logits(prefill(exact, ids))
     assert float((found.logits(prefill(found, ids)) - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.skipif(not IS_SUPPORTED, reason="needs an x86 CPU with AVX2")
+@pytest.mark.parametrize("layout", ["awq", "gptq", "gptq in activation order", "compressed int4"])
+def test_a_cpu_keeps_weights_in_four_bits_and_computes_what_they_mean(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *LAYOUTS[layout])
+    checkpoint = open_checkpoint(str(tmp_path))
+    found = load_decoder(checkpoint, dtype=torch.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(StoredQuantization, "stays_packed_on", lambda self, device: False)
+        exact = load_decoder(checkpoint, dtype=torch.float32)
+    assert isinstance(found.layers[0].mlp.down, WeightOnlyLinear)
+    assert found.num_bytes < exact.num_bytes * 0.3
+    for num_tokens in (3, 64):
+        ids = torch.arange(num_tokens, dtype=torch.int32)
+        expected = exact.logits(prefill(exact, ids))
+        assert float((found.logits(prefill(found, ids)) - expected).norm() / expected.norm()) < 1e-5
 
 
 @pytest.mark.gpu
