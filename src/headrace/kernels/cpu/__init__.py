@@ -1,6 +1,6 @@
 """float32 kernels for the CPU, compiled by numba and cached on disk: the first start compiles, later ones load.
 
-    launch.py       compiles kernels and runs them on torch's own OpenMP threads
+    launch.py       compiles kernels, at first in two processes, and runs them on torch's own OpenMP threads
     vectors.py      SIMD registers and instructions for numba
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads

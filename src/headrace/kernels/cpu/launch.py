@@ -7,9 +7,13 @@ kernels share one pool, because two pools of spinning threads would compete for 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -35,6 +39,9 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
     "integer": (ctypes.c_int64, types.int64),
     "float": (ctypes.c_float, types.float32),
 }
+
+MIN_TO_HELP = 4  # kernels to compile; fewer take less time than a process needs to begin
+_HELPER = "import headrace.kernels.cpu, headrace.kernels.cpu.launch as launch; launch.compile_from_the_last()"
 
 _EntryType = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -63,6 +70,13 @@ class Kernel:
         else:
             self.entry(ctypes.addressof(arguments))
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether numba's cache has it. The directory is named after the sources (`disk_cache.py`), the file after the
+        function."""
+        name = f"{self._function.__module__.rpartition('.')[2]}.{self._function.__name__}"
+        return any(Path(os.environ["NUMBA_CACHE_DIR"]).glob(f"*/{name}-*.nbi"))
+
     @functools.cached_property
     def entry(self) -> Entry:
         compiled = cfunc(types.void(types.CPointer(self._record)), cache=True, **_OPTIONS)(self._function)
@@ -86,11 +100,36 @@ def kernel(**fields: str) -> Callable[[Callable[[Pointer], None]], Kernel]:
 
 def compile_all(on_stage: OnStage = ignore_stage) -> None:
     """Compiles every imported kernel, or loads it from disk, so that no step has to."""
-    for number, each in enumerate(_kernels):
-        on_stage("compile", number, len(_kernels))
-        each.entry  # noqa: B018
+    with _helping():
+        for number, each in enumerate(_kernels):
+            on_stage("compile", number, len(_kernels))
+            each.entry  # noqa: B018
     team()
     on_stage("compile", len(_kernels), len(_kernels))
+
+
+def compile_from_the_last() -> None:
+    """Compiles kernels that are not on disk yet, the last one first: another process begins with the first one."""
+    for each in reversed(_kernels):
+        if not each.is_on_disk:
+            each.entry  # noqa: B018
+
+
+@contextlib.contextmanager
+def _helping() -> Iterator[None]:
+    """Lets a second process compile too, on the first start of a machine: compiling holds the interpreter's lock."""
+    num_missing = sum(not each.is_on_disk for each in _kernels)
+    if num_missing < MIN_TO_HELP or torch.get_num_threads() < 2:
+        yield
+        return
+    silent = subprocess.DEVNULL
+    command = [sys.executable, "-P", "-c", _HELPER]  # without modules of the working directory
+    helper = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)
+    try:
+        yield
+    finally:
+        helper.kill()
+        helper.wait()
 
 
 @functools.cache
