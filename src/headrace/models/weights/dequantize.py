@@ -80,10 +80,7 @@ def _q4_k(
 
 
 def _q6_k(blocks: Bytes, out: Floats) -> None:  # low bits 128, high bits 64, scales 16, scale 2 bytes
-    values = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    values |= (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
-    out[...] = values.reshape(-1, 256)
+    out[...] = six_bit_values(blocks)
     out -= 32
     weights = out.reshape(-1, 16, 16)
     weights *= (halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8))[:, :, None]
@@ -102,6 +99,13 @@ def nibbles(data: Bytes) -> Bytes:
     np.bitwise_and(data, 15, out=values[:, :, 0])
     np.right_shift(data, 4, out=values[:, :, 1])
     return values.reshape(num_blocks, num_groups, 2 * num_bytes)
+
+
+def six_bit_values(blocks: Bytes) -> Bytes:  # of Q6_K: [n, bytes] -> [n, 256]
+    values = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
+    values |= (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
+    return values.reshape(-1, 256)
 
 
 def six_bit_pairs(packed: Bytes) -> tuple[Array, Array]:  # [n, 12] -> scales and minima, [n, 8] each

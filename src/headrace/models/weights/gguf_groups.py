@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.models.weights.dequantize import Array, Bytes, Floats, halves, nibbles, six_bit_pairs
+from headrace.models.weights.dequantize import Array, Bytes, Floats, halves, nibbles, six_bit_pairs, six_bit_values
 
 
 class Groups(NamedTuple):
@@ -70,10 +70,7 @@ def _q5_k(blocks: Bytes) -> Groups:  # as Q4_K, with fifth bits 32 before the va
 
 
 def _q6_k(blocks: Bytes) -> Groups:  # low bits 128, high bits 64, scales 16, scale 2 bytes
-    values = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    values |= (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
-    return _around(values.reshape(-1, 256), halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8), 32)
+    return _around(six_bit_values(blocks), halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8), 32)
 
 
 def _around(values: Bytes, scales: Floats, zero: int) -> Groups:
