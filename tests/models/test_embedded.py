@@ -12,10 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.models import Checkpoint, load_decoder, open_checkpoint
+from headrace.models.cache import EMBEDDED_BITS
 from headrace.models.gguf_file import GgufTensor, read_gguf
 from tests.models.one_sequence import logits
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+
+
+@pytest.mark.embedded
+def test_what_plans_know_of_the_file_is_true() -> None:
+    assert open_checkpoint("smollm2").spec.packed_bits == EMBEDDED_BITS
 
 
 def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:

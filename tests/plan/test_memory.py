@@ -12,7 +12,7 @@ from headrace.engine.resolve import resolve
 from headrace.hardware import GpuFacts, MachineFacts
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE
-from headrace.plan.gpus import GIB, find_gpu
+from headrace.plan.gpus import GIB, cpu, find_gpu
 from headrace.plan.memory import fit, weight_bytes
 from headrace.plan.precision import Precision
 from headrace.plan.prediction import predict
@@ -84,6 +84,16 @@ def test_fewer_bits_take_fewer_bytes_but_embeddings_keep_theirs() -> None:
     assert weight_bytes(shape, Precision()) == 2 * shape.num_params
     assert weight_bytes(shape, Precision("fp8")) == plain + copies + narrow + 4 * rows  # and scales
     assert weight_bytes(shape, Precision("int4")) == pytest.approx(plain + copies + narrow * 4.25 / 8, rel=1e-6)
+
+
+def test_the_default_model_is_planned_on_a_cpu_as_its_file_stores_it() -> None:
+    machine, workload = cpu(bandwidth=5e10, flops=4e11, memory_bytes=16 << 30), uniform(64, 64, num_requests=1)
+    names = ("smollm2", "HuggingFaceTB/SmolLM2-135M")
+    found, plain = (predict(find_shape(name), machine, workload, PlanSettings()) for name in names)
+    assert found.precision.label == "fp32, weights of 5.0 bits"
+    assert found.memory.weights < plain.memory.weights * 0.3
+    assert found.speed is not None and plain.speed is not None
+    assert found.speed.seconds < plain.speed.seconds * 0.7
 
 
 def test_experts_that_are_published_in_four_bits_take_the_bytes_that_they_have_after_loading() -> None:

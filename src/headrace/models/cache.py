@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from headrace.config import EMBEDDED_MODEL
 from headrace.errors import ModelError, nearest
+from headrace.models.quantized import PackedBits
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
 
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_BITS = PackedBits(layers=5.0, head=9.0, embeddings=8.5)  # of its weights in the memory of a CPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headrace.config import EMBEDDED_MODEL
 from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models.cache import EMBEDDED_BITS
 from headrace.models.encoder_config import encoder_of_config
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE, find_entry
@@ -23,7 +25,10 @@ def find_shape(model: str) -> ModelShape:
     if path.suffix in (".json", ".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no such file or directory: {model}")
     entry = find_entry(model)
-    return shape_of_config(entry.hub_id, entry.config)
+    shape = shape_of_config(entry.hub_id, entry.config)
+    if model != EMBEDDED_MODEL or shape.spec is None:
+        return shape
+    return replace(shape, spec=replace(shape.spec, packed_bits=EMBEDDED_BITS))  # the engine reads a GGUF file
 
 
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
