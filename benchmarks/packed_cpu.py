@@ -188,6 +188,7 @@ def main() -> None:
     from about import commit, cpu_name  # llama.cpp's interpreter has no Headrace
 
     record = {
+        "command": " ".join(["python benchmarks/packed_cpu.py", *arguments]),
         "unit": "output tokens/s, prompts included",
         "model": Path(given.model).name,
         "prompt_len": given.prompt_len,
