@@ -58,6 +58,14 @@ def test_a_process_helps_where_kernels_are_missing_and_ends_with_the_others(
     assert len(started) == 1
 
 
+def test_a_start_goes_on_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    headrace.kernels.cpu.warm_up()
+    assert all(each.entry for each in launch._kernels)
+
+
 @pytest.mark.slow
 def test_the_helper_compiles_the_last_kernels_into_the_cache(tmp_path: Path) -> None:
     code = launch._HELPER.replace("launch.compile_from_the_last()", "launch._kernels[:] = launch._kernels[-2:]")

@@ -122,14 +122,22 @@ def _helping() -> Iterator[None]:
     if num_missing < MIN_TO_HELP or torch.get_num_threads() < 2:
         yield
         return
-    silent = subprocess.DEVNULL
-    command = [sys.executable, "-P", "-c", _HELPER]  # without modules of the working directory
-    helper = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)
+    helper = _start_helper()
     try:
         yield
     finally:
-        helper.kill()
-        helper.wait()
+        if helper is not None:
+            helper.kill()
+            helper.wait()
+
+
+def _start_helper() -> subprocess.Popen[bytes] | None:
+    silent = subprocess.DEVNULL
+    command = [sys.executable, "-P", "-c", _HELPER]  # without modules of the working directory
+    try:
+        return subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)
+    except OSError:  # no interpreter to start, or no process left: the kernels are compiled here
+        return None
 
 
 @functools.cache
