@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.dist.mesh import Mesh
+from headrace.errors import UnsupportedModelError
 from headrace.models.hub_config import spec_from_config
 from headrace.models.quantized import Kind, StoredQuantization, kept_in_16_bits, read_quantization
 from headrace.models.shards import Shards
@@ -41,10 +42,13 @@ def test_a_checkpoint_that_keeps_what_quantizing_keeps_takes_the_same_bytes(kind
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])
 def test_a_config_names_the_modules_that_it_leaves(key: str) -> None:
     config = compressed(8, "int", "channel", inputs=True) if key == "ignore" else {"quant_method": "fp8"}
-    found = read_quantization(config | {key: ["lm_head", "re:.*gate$"]})
-    assert found.ignores("lm_head.weight") and found.ignores("model.layers.3.mlp.gate.weight")
-    assert not found.ignores("model.layers.3.mlp.gate_proj.weight")
-    assert not read_quantization(config | {key: None}).ignores("lm_head.weight")
+    ignores = read_quantization(config | {key: ["lm_head", "re:.*gate$"]}).ignoring()
+    assert ignores("lm_head.weight") and ignores("model.layers.3.mlp.gate.weight")
+    assert not ignores("model.layers.3.mlp.gate_proj.weight")
+    for nothing in (None, [], 3):
+        assert not read_quantization(config | {key: nothing}).ignoring()("lm_head.weight")
+    with pytest.raises(UnsupportedModelError, match=r"pattern 're:\(' of what is not quantized is wrong"):
+        read_quantization(config | {key: ["re:("]})
 
 
 @pytest.mark.interpreted

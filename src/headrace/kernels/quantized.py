@@ -165,12 +165,18 @@ def _concatenate_groups(weights: list[GroupedWeight], expected: int) -> GroupedW
     if len(weights) < expected:
         return None
     group_len = math.gcd(*(each.group_len for each in weights))
-    scales, minima = (
-        torch.cat([part.repeat_interleave(each.group_len // group_len, 1) for part, each in parts])
-        for parts in ([(each.scales, each) for each in weights], [(each.minima, each) for each in weights])
+    parts = [with_group_len(each, group_len) for each in weights]
+    values, scales, minima = (
+        torch.cat(each) for each in zip(*((part.values, part.scales, part.minima) for part in parts), strict=True)
     )
-    bits = max(each.bits for each in weights)
-    return GroupedWeight(torch.cat([each.values for each in weights]), scales, minima, bits)
+    return GroupedWeight(values, scales, minima, max(part.bits for part in parts))
+
+
+def with_group_len(weight: GroupedWeight, group_len: int) -> GroupedWeight:
+    """Returns the same weights in shorter groups, whose length divides that of the longer ones."""
+    times = weight.group_len // group_len
+    scales, minima = (each.repeat_interleave(times, 1) for each in (weight.scales, weight.minima))
+    return replace(weight, scales=scales, minima=minima)
 
 
 def _has_same_groups(one: Int4Weight, other: Int4Weight) -> bool:

@@ -14,7 +14,7 @@ Which matrices are quantized is seen from their tensors. Lists of modules that a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -38,13 +38,11 @@ class StoredQuantization:
     zero_offset: int = 0  # added to stored zero points
     ignored: tuple[str, ...] = ()  # modules that are not quantized: names, or "re:" and a pattern
 
-    def ignores(self, name: str) -> bool:
-        """Whether the checkpoint says that it leaves a matrix as it is."""
-        module = name.removesuffix(".weight")
-        return any(
-            bool(re.match(each.removeprefix("re:"), module)) if each.startswith("re:") else each == module
-            for each in self.ignored
-        )
+    def ignoring(self) -> Callable[[str], bool]:
+        """Returns what tells whether the checkpoint says that it leaves a matrix as it is."""
+        names = frozenset(f"{each}.weight" for each in self.ignored)
+        patterns = [re.compile(each.removeprefix("re:")) for each in self.ignored if each.startswith("re:")]
+        return lambda name: name in names or any(each.match(name.removesuffix(".weight")) for each in patterns)
 
     @property
     def stays_packed(self) -> bool:
@@ -78,8 +76,18 @@ def read_quantization(config: Mapping[str, Any]) -> StoredQuantization:
     readers = {"compressed-tensors": _read_compressed, "fp8": _read_fp8, "awq": _read_awq, "gptq": _read_gptq}
     if method not in readers:
         raise _refused(method, f"its method is none of {', '.join(METHODS)}")
-    ignored = config.get("ignore") or config.get("modules_to_not_convert") or ()
-    return replace(readers[method](config), ignored=tuple(map(str, ignored)))
+    return replace(readers[method](config), ignored=_ignored(method, config))
+
+
+def _ignored(method: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = config.get("ignore") or config.get("modules_to_not_convert") or []
+    ignored = tuple(map(str, listed)) if isinstance(listed, list) else ()
+    for each in ignored:
+        try:
+            re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
+        except re.error as error:
+            raise _refused(method, f"the pattern {each!r} of what is not quantized is wrong ({error})") from None
+    return ignored
 
 
 def _read_compressed(config: Mapping[str, Any]) -> StoredQuantization:

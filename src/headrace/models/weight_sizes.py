@@ -65,7 +65,7 @@ def _keeps(shards: Shards, *, at_load: bool) -> Callable[[str], bool]:
     stored = shards.whole.quantization
     if at_load or stored is None:
         return kept_in_16_bits(shards.whole.num_layers).__contains__
-    return stored.ignores
+    return stored.ignoring()
 
 
 def _bits_on_cpu(name: str, bits: PackedBits, shards: Shards, *, is_dense: bool) -> float:

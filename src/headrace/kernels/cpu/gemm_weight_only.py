@@ -54,7 +54,7 @@ from headrace.kernels.cpu.vectors import (
     emit_splat,
     emit_store,
 )
-from headrace.kernels.quantized import GroupedWeight
+from headrace.kernels.quantized import GroupedWeight, with_group_len
 
 CHUNK = gemm.CHUNK
 MAX_ROWS = 256  # of a task: its panels are dequantized once for all of them
@@ -83,13 +83,14 @@ def can_pack(weight: GroupedWeight) -> bool:
 
 
 def pack(weight: GroupedWeight) -> Packed:  # [N, K]
-    bits, times = weight.bits, weight.group_len // group_len_of(weight)
+    bits, scale_type = weight.bits, weight.scale_type
     per_word = _WORD_BITS // bits
     words = weight.values[:, ::per_word].to(torch.int32)
     for place in range(1, per_word):
         words |= weight.values[:, place::per_word].to(torch.int32) << bits * place
-    scales, minima = (each.to(weight.scale_type).repeat_interleave(times, 1) for each in (weight.scales, weight.minima))
-    return Packed(_panels(words), _panels(scales), _panels(minima), bits)
+    groups = with_group_len(weight, group_len_of(weight))
+    scales, minima = (_panels(each.to(scale_type)) for each in (groups.scales, groups.minima))
+    return Packed(_panels(words), scales, minima, bits)
 
 
 def _panels(matrix: Tensor) -> Tensor:  # [N, M] -> [panels, M, PANEL]

@@ -329,11 +329,11 @@ def _read_floats(file: GgufFile, tensor: GgufTensor) -> tuple[float, ...]:
 
 def packed_bits(file: GgufFile, spec: ModelSpec) -> PackedBits | None:
     """What `quantized` and `stored_rows` leave in the memory of a CPU; None: weights are scaled at load, and so
-    dequantized."""
-    if spec.weight_scales:
+    dequantized, or the file has no embeddings and will be refused."""
+    table = file.tensors.get("token_embd.weight")
+    if spec.weight_scales or table is None:
         return None
     layers = [tensor for tensor in file.tensors.values() if LAYER_NAME.fullmatch(tensor.name) and len(tensor.shape) > 1]
-    table = file.tensors["token_embd.weight"]
     head = file.tensors.get("output.weight", table)
     num_weights = sum(math.prod(tensor.shape) for tensor in layers)
     num_bits = sum(math.prod(tensor.shape) * _bits_on_cpu(tensor) for tensor in layers)
