@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
+from headrace.runner.cpu_graphs import StepGraphs
 from tests import seeds
 from tests.tolerances import assert_logits
 
@@ -326,11 +327,12 @@ class PagedRun:
             for part in parts:
                 if part is not None:
                     part.fill_(float("nan"))
+        self.steps = StepGraphs(decoder, self.caches)
 
     def step(self, step: Step) -> None:
         pieces = [torch.arange(self.done[row], self.done[row] + count) for row, count in step]
         tokens = torch.cat([self.texts[row][piece] for (row, _), piece in zip(step, pieces, strict=True)])
-        out = self.decoder.logits(self.decoder.hidden(tokens, self.layout(step, pieces), self.caches))
+        out = self.decoder.logits(self.steps.hidden(tokens, self.layout(step, pieces)))
         for (row, count), part in zip(step, out.split([count for _, count in step]), strict=True):
             self.logits[row].append(part)
             self.done[row] += count

@@ -111,10 +111,18 @@ class Decoder:
         With `kept` (indexes of tokens), returns only these: for the others the last layer only stores keys and values.
         A stage before the last one takes no `kept`, and sends the residual stream to the next stage.
         """
-        assert kept is None or self.is_last_stage
+        return self.through_layers(self.embedded(token_ids, layout), layout, caches, kept)
+
+    def embedded(self, token_ids: Tensor, layout: StepLayout) -> Tensor:
+        """[T] -> [T, H]: returns what the first layer reads."""
         residual = self.embeddings(token_ids)
-        if self.positions is not None:
-            residual.add_(self.positions.index_select(0, layout.positions))
+        return residual if self.positions is None else residual.add_(self.positions.index_select(0, layout.positions))
+
+    def through_layers(
+        self, residual: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
+    ) -> Tensor:
+        """Runs the layers on what `embedded` returned, which is changed. As `hidden` otherwise."""
+        assert kept is None or self.is_last_stage
         x: ops.Addend | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers_in_order(), caches, strict=True):
             last = kept if layer is self.layers[-1] else None
@@ -127,7 +135,7 @@ class Decoder:
             residual = residual if last is None else residual[last]
             if layer.mlp is not None:
                 x, residual = _feed_after(layer, layer.mlp, x, residual, layout.adapters_of(last))
-        residual = residual if x is None else residual.add_(ops.sum_routes(x))
+        residual = residual if x is None else ops.add_to(residual, x)
         if not self.is_last_stage:
             assert self.stages is not None
             self.stages.send(residual)
@@ -153,7 +161,7 @@ def _feed_after(
     if layer.is_parallel:
         assert x is not None
         fed = _feed(mlp, layer.mlp_norm, None, residual, adapters)[0]
-        return ops.sum_routes(x).add_(ops.sum_routes(fed)), residual
+        return ops.add_to(ops.sum_routes(x), fed), residual
     x = None if x is None else _post_normed(x, layer.attention_post_norm)
     x, residual = _feed(mlp, layer.mlp_norm, x, residual, adapters)
     return _post_normed(x, layer.mlp_post_norm), residual
@@ -184,7 +192,7 @@ def _normed(
     """Adds x to the residual stream and norms it, in the form that the next linear layer takes, if there is only one.
     Returns the rows and the residual stream."""
     if norm is None:
-        residual = residual if x is None else residual.add_(ops.sum_routes(x))
+        residual = residual if x is None else ops.add_to(residual, x)
         return residual, residual
     linear = None if linear is None else in_step(linear, adapters)
     if linear is not None and norm.bias is None and ops.takes_unnormed(linear, residual):

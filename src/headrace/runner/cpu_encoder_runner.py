@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from headrace.kernels import ops
 from headrace.kernels.layout import PackedLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.encoder import Encoder
-from headrace.runner.cpu_threads import use_threads
+from headrace.runner.cpu_threads import device_thread
 from headrace.runner.packing import PackedTexts, pack
 from headrace.runner.readouts import PendingReadouts, ReadoutValues, pool
 from headrace.runner.shape import RunnerShape
@@ -30,7 +30,7 @@ class CpuEncoderRunner:
 
     def __init__(self, encoder: Encoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         self._encoder = encoder
-        self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
+        self._stream = device_thread(shape.num_threads)
         on_stage("compile")
         self._stream.submit(ops.warm_up, encoder.device, encoder.dtype, on_stage).result()
 

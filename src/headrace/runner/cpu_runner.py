@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,8 @@ from headrace.kernels.layout import StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.models.weights.adapter_files import Adapter, read_adapter
-from headrace.runner.cpu_threads import use_threads
+from headrace.runner.cpu_graphs import StepGraphs
+from headrace.runner.cpu_threads import device_thread
 from headrace.runner.draft_model import DraftModel, Proposer
 from headrace.runner.host_blocks import HostBlocks
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
@@ -70,9 +71,10 @@ class CpuRunner:
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
         self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
+        self._steps = StepGraphs(decoder, self._caches)
         self.host_blocks = HostBlocks(self._caches, shape.num_host_blocks) if shape.num_host_blocks else None
         self._draft = None if proposer is None else self._draft_model(proposer, shape)
-        self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
+        self._stream = device_thread(shape.num_threads)
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler
 
@@ -85,7 +87,7 @@ class CpuRunner:
         )
         return DraftModel(
             decoder,
-            self._caches[: decoder.spec.num_layers] if own is None else own,
+            StepGraphs(decoder, self._caches[: decoder.spec.num_layers] if own is None else own),
             shape.max_num_batched_tokens,
             None if shares_cache else torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=self._device),
         )
@@ -111,6 +113,7 @@ class CpuRunner:
         """Put named ranges around steps, their parts and each operation; None: no more."""
         wrap_methods(self, _RANGES, ranges)
         ops.record_ranges(ranges)
+        self._steps.use_graphs(ranges is None)
 
     def close(self) -> None:
         """End after the submitted steps and free the KV cache, even if something still refers to this runner."""
@@ -146,7 +149,7 @@ class CpuRunner:
         tokens = self._slots.drafts(slots, lens)
         num_rows = lens + 1
         token_ids, layout = self._layout(slots, num_rows)
-        logits = self._decoder.logits(self._decoder.hidden(token_ids, layout, self._caches))
+        logits = self._decoder.logits(self._steps.hidden(token_ids, layout))
         row_slots = torch.repeat_interleave(slots, num_rows)
         placed = None
         if masks is not None:
@@ -202,8 +205,7 @@ class CpuRunner:
         readouts = lay_out_readouts(chunks, slots.numpy(), num_tokens.numpy()) if chunks else None
         self._slots.advance(slots, num_tokens)
         if not spans and readouts is None:
-            kept = ends if len(ends) else None
-            return StepOutputs(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
+            return StepOutputs(self._steps.hidden(token_ids, layout, kept=ends if len(ends) else None))
         return compute_with_prompt_outputs(
             self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, readouts, self._slots.tokens
         )

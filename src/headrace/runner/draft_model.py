@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.kernels.layout import LayerCache
 from headrace.models.decoder import Decoder
+from headrace.runner.cpu_graphs import StepGraphs
 from headrace.runner.slots import DeviceSlots
 from headrace.sampling import Sampler
 
@@ -39,7 +39,7 @@ class DraftModel:
     """Drafts on a CPU. Owns how many tokens of each slot its cache holds; None: it shares the model's cache."""
 
     decoder: Decoder
-    caches: list[LayerCache]
+    steps: StepGraphs  # of the decoder
     max_tokens: int  # of one pass
     computed: Tensor | None  # [num_slots] int64
 
@@ -79,7 +79,7 @@ class DraftModel:
         """Compute tokens; returns the logits after the last of each slot."""
         token_ids, layout = device_slots.layout(slots, num_tokens, starts)
         kept = layout.query_starts[1:].long() - 1
-        hidden = self.decoder.hidden(token_ids, layout, self.caches, kept=kept)
+        hidden = self.steps.hidden(token_ids, layout, kept=kept)
         if self.computed is not None:
             self.computed[slots] = starts + num_tokens
         return self.decoder.logits(hidden)

@@ -1,6 +1,7 @@
 """float32 kernels for the CPU, compiled by numba and cached on disk: the first start compiles, later ones load.
 
     launch.py       compiles kernels, at first in two processes, and runs them on torch's own OpenMP threads
+    graphs.py       runs the launches of a step in one call
     vectors.py      SIMD registers and instructions for numba
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads
@@ -29,9 +30,11 @@ from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # n
 from headrace.kernels.cpu.adapters import add_low_rank  # noqa: E402
 from headrace.kernels.cpu.attention import latent_attention, paged_attention  # noqa: E402
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
+from headrace.kernels.cpu.graphs import Recorder  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
+from headrace.kernels.cpu.launch import release_threads  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear, pack_quantized, takes_groups  # noqa: E402
-from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
+from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, add_to, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
 from headrace.kernels.reference import (  # noqa: E402
@@ -53,9 +56,11 @@ from headrace.kernels.reference import (  # noqa: E402
 
 __all__ = [
     "PackedLinear",
+    "Recorder",
     "add_layer_norm",
     "add_low_rank",
     "add_rms_norm",
+    "add_to",
     "allocate_cache",
     "allocate_latent_cache",
     "apply_bitmask",
@@ -76,6 +81,7 @@ __all__ = [
     "pack_linear",
     "pack_quantized",
     "paged_attention",
+    "release_threads",
     "relu",
     "relu2",
     "rms_norm",

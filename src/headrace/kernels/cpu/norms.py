@@ -1,4 +1,4 @@
-"""RMS norm and LayerNorm, with or without the addition to the residual stream."""
+"""RMS norm and LayerNorm, with or without the addition to the residual stream, and that addition alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from torch import Tensor
 from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, kernel
 
 _TASK_FLOATS = 8192  # enough work to be worth a claim
+
+
+def add_to(residual: Tensor, x: Tensor) -> Tensor:
+    """Adds x to `residual` in place and returns it. Both [T, H]."""
+    if not (residual.is_contiguous() and x.is_contiguous() and residual.dtype == x.dtype == torch.float32):
+        return residual.add_(x)
+    num_tasks = -(-residual.numel() // _TASK_FLOATS)
+    _add(x, residual, residual.numel(), num_tasks, num_tasks=num_tasks)
+    return residual
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
@@ -63,6 +72,17 @@ def _layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor
         x, stream, weight, bias, out, num_rows, width, rows_per_task, num_tasks, eps, num_tasks=num_tasks
     )
     return out
+
+
+@kernel(x="pointer", residual="pointer", num_elements="integer", num_tasks="integer")
+def _add(pointer: Pointer) -> None:
+    a = arguments_at(pointer)
+    x, residual = floats(a.x), floats(a.residual)
+    task = claim(pointer)
+    while task < a.num_tasks:
+        for i in range(task * _TASK_FLOATS, min((task + 1) * _TASK_FLOATS, a.num_elements)):
+            residual[i] += x[i]
+        task = claim(pointer)
 
 
 @kernel(

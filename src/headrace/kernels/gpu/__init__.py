@@ -79,7 +79,7 @@ from headrace.kernels.gpu.rope import rope_and_store, rotate
 from headrace.kernels.gpu.route_rows import sum_routes
 from headrace.kernels.gpu.routing import route
 from headrace.kernels.gpu.selective_scan import selective_scan
-from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_and_mul, gelu_tanh, relu, relu2
+from headrace.kernels.reference import add_to, clamped_silu_and_mul, gelu, gelu_and_mul, gelu_tanh, relu, relu2
 
 __all__ = [
     "add_layer_norm",
@@ -87,6 +87,7 @@ __all__ = [
     "add_low_rank",
     "add_rms_norm",
     "add_rms_norm_fp8",
+    "add_to",
     "allocate_cache",
     "allocate_latent_cache",
     "apply_bitmask",

@@ -4,6 +4,7 @@
     linear.py, experts.py           linear layers and their adapters; mixtures of experts
     norms.py, activations.py        what is between them
     attention.py, recurrent.py      the layers that see other tokens, through the KV cache or a recurrent state
+    graphs.py                       launches that run again in one call
     cache.py, logits.py             memory and copies of the KV cache; what comes before sampling
 
 The files of `reference/` have the same names and say what each operation computes.
@@ -47,7 +48,7 @@ from headrace.kernels.ops.attention import (
     takes_few_decodes,
 )
 from headrace.kernels.ops.cache import allocate_cache, allocate_latent_cache, copy_blocks
-from headrace.kernels.ops.dispatch import has_numba, kernels_for, record_ranges, warm_up
+from headrace.kernels.ops.dispatch import has_numba, kernels_for, record_ranges, release_threads, warm_up
 from headrace.kernels.ops.experts import (
     PackedExperts,
     experts_of,
@@ -59,6 +60,7 @@ from headrace.kernels.ops.experts import (
     sum_routes,
     takes_few_tokens,
 )
+from headrace.kernels.ops.graphs import Graph, Recorder, recorder
 from headrace.kernels.ops.linear import (
     PackedLinear,
     add_low_rank,
@@ -71,7 +73,7 @@ from headrace.kernels.ops.linear import (
     takes_unnormed,
 )
 from headrace.kernels.ops.logits import apply_bitmask, soft_cap
-from headrace.kernels.ops.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from headrace.kernels.ops.norms import add_layer_norm, add_rms_norm, add_to, layer_norm, rms_norm
 from headrace.kernels.ops.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan
 
 __all__ = [
@@ -79,11 +81,13 @@ __all__ = [
     "AdapterRows",
     "Addend",
     "Fp8Rows",
+    "Graph",
     "LayerCache",
     "LayerState",
     "LowRankWeights",
     "PackedExperts",
     "PackedLinear",
+    "Recorder",
     "RouteRows",
     "Routes",
     "Rows",
@@ -92,6 +96,7 @@ __all__ = [
     "add_layer_norm",
     "add_low_rank",
     "add_rms_norm",
+    "add_to",
     "allocate_cache",
     "allocate_latent_cache",
     "apply_bitmask",
@@ -122,6 +127,8 @@ __all__ = [
     "pack_with_copy",
     "paged_attention",
     "record_ranges",
+    "recorder",
+    "release_threads",
     "relu",
     "relu2",
     "rms_norm",

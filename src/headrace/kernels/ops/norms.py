@@ -1,4 +1,4 @@
-"""RMS and layer norms, alone or with the sum before them."""
+"""RMS and layer norms, alone or with the sum before them, and that sum alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from torch import Tensor
 from headrace.kernels.layout import Addend, Rows
 from headrace.kernels.ops.dispatch import kernels_for
 from headrace.kernels.ops.experts import sum_routes
+
+
+def add_to(residual: Tensor, x: Addend) -> Tensor:
+    """Adds x to `residual` in place and returns it. Both [T, H]."""
+    total: Tensor = kernels_for(residual.device, residual.dtype).add_to(residual, sum_routes(x))
+    return total
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:  # [T, H], [H] -> [T, H]

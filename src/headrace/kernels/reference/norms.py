@@ -1,4 +1,4 @@
-"""RMS and layer norms, alone or with the sum before them."""
+"""RMS and layer norms, alone or with the sum before them, and that sum alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from torch import Tensor
 
 from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.reference.fp8 import quantize_rows
+
+
+def add_to(residual: Tensor, x: Tensor) -> Tensor:
+    """Adds x to `residual` in place and returns it. Both [T, H]."""
+    return residual.add_(x)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [..., H], [H] -> [..., H]
