@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -44,6 +44,14 @@ _RANGES = {  # names of a profile's ranges, by method
     "_sample": "sample",
     "_append": "append",
 }
+
+
+class Unfinished(NamedTuple):
+    """The part of a plan that is computed."""
+
+    slots: IntArray  # the plan's own array, if all are
+    num_tokens: IntArray
+    samples: BoolArray
 
 
 class CpuRunner:
@@ -126,7 +134,8 @@ class CpuRunner:
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:
         self._apply_changes(plan)
-        slots, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
+        unfinished = self._unfinished(plan)
+        slots, num_tokens, samples = (torch.from_numpy(each) for each in unfinished)
         if not len(slots):
             return StepResult(plan.step, *_NOTHING)
         if plan.drafts is not None:
@@ -135,10 +144,11 @@ class CpuRunner:
             self._pass_on(slots, num_tokens)
             return StepResult(plan.step, *_NOTHING)
         outputs = self._compute(plan, slots, num_tokens, samples)
-        sampling_slots = slots[samples]
+        host_slots = unfinished.slots if unfinished.samples.all() else unfinished.slots[unfinished.samples]
+        sampling_slots = torch.from_numpy(host_slots)
         if not len(sampling_slots):
             return _result(plan.step, None, None, outputs)
-        sampled = self._sample(self._decoder.logits(outputs.last_hidden), sampling_slots, masks)
+        sampled = self._sample(self._decoder.logits(outputs.last_hidden), host_slots, masks)
         self._append(sampling_slots, sampled)
         return _result(plan.step, sampling_slots, sampled, outputs)
 
@@ -188,9 +198,10 @@ class CpuRunner:
         self._slots.advance(slots, num_tokens)
         self._decoder.hidden(token_ids, layout, self._caches)
 
-    def _sample(self, logits: Tensor, slots: Tensor, masks: Masks | None) -> Sampled:
-        placed = None if masks is None else PlacedMasks.of(masks, slots.numpy(), self._device)
-        return self._sampler.sample(logits, slots, self._slots.lens[slots], masks=placed)
+    def _sample(self, logits: Tensor, host_slots: IntArray, masks: Masks | None) -> Sampled:
+        placed = None if masks is None else PlacedMasks.of(masks, host_slots, self._device)
+        slots = torch.from_numpy(host_slots)
+        return self._sampler.sample(logits, slots, self._slots.lens[slots], host_slots=host_slots, masks=placed)
 
     def _append(self, slots: Tensor, sampled: Sampled) -> None:
         self._slots.append(slots, sampled.tokens, sampled.finished)
@@ -243,15 +254,15 @@ class CpuRunner:
         sources, targets = torch.tensor(copies, device=self._device).unbind(1)
         ops.copy_blocks(self._caches, sources, targets)  # a draft model computes its own again
 
-    def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
+    def _unfinished(self, plan: StepPlan) -> Unfinished:
         """The plan without slots that have ended in a step whose result the scheduler had not seen yet. In a pipeline
         it has seen all: a slot is planned again once its token is known."""
         if self._decoder.stages is not None:
-            return plan.slots, plan.num_tokens, plan.samples
-        is_unfinished = ~self._slots.is_finished.numpy()[plan.slots]
-        if is_unfinished.all():
-            return plan.slots, plan.num_tokens, plan.samples
-        return plan.slots[is_unfinished], plan.num_tokens[is_unfinished], plan.samples[is_unfinished]
+            return Unfinished(plan.slots, plan.num_tokens, plan.samples)
+        is_finished = self._slots.is_finished.numpy()[plan.slots]
+        if not is_finished.any():
+            return Unfinished(plan.slots, plan.num_tokens, plan.samples)
+        return Unfinished(plan.slots[~is_finished], plan.num_tokens[~is_finished], plan.samples[~is_finished])
 
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))

@@ -133,7 +133,7 @@ class Sampler:
         assert slots.dtype == lens.dtype == torch.int64
         self._columns.send()
         if self._device.type == "cpu":
-            host_slots, host_lens = slots.numpy(), lens.numpy()
+            host_slots, host_lens = slots.numpy() if host_slots is None else host_slots, lens.numpy()
         batch = Batch(logits.contiguous(), slots, lens, self._columns.tensors, self._tokens)
         in_use = self._rows_of_features(slots, host_slots)
         rows = {feature: found.rows for feature, found in in_use.items()}
