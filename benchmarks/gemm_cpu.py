@@ -4,7 +4,7 @@ python benchmarks/gemm_cpu.py --json benchmarks/results/gemm-cpu.json
 
 float32     panels of weights (kernels/cpu/gemm.py)
 int8        the same for INT8 weights and activations (kernels/cpu/gemm_int8.py)
-packed 8    float32 activations, weights of eight bits in groups of 32 as in Q8_0 (kernels/cpu/gemm_weight_only.py)
+packed 8    activations of 16 bits, weights of eight bits in groups of 32 as in Q5_1 (kernels/cpu/gemm_weight_only.py)
 packed 4    the same with four bits, as in Q4_1
 mkl         float32 weights packed by MKL, through torch
 int8 mm     torch._int_mm (oneDNN), with rows quantized before it and scales applied after it
@@ -52,8 +52,8 @@ def candidates(weight: Tensor) -> dict[str, Linear]:
 
     def packed(bits: int) -> WeightOnlyLinear:
         values = torch.randint(2**bits, weight.shape, dtype=torch.uint8)
-        factors = torch.rand(len(weight), weight.shape[1] // GROUP_LEN).half().float()
-        return WeightOnlyLinear(GroupedWeight(values, factors, -factors, bits))
+        scales, minima = torch.rand(2, len(weight), weight.shape[1] // GROUP_LEN).half().float()
+        return WeightOnlyLinear(GroupedWeight(values, scales, -minima, bits))
 
     zeros = torch.zeros(len(scales)).long()
     of_torch = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.cpu import gemm_int8, linear
+from headrace.kernels.cpu import gemm_int8, gemm_weight_only, linear
 from headrace.kernels.cpu.panels import IS_SUPPORTED
 from headrace.kernels.quantized import (
+    OUTER_LEN,
     GroupedWeight,
     Int4Weight,
     Int8Weight,
     dequantize,
+    grouped,
     quantize_fp8,
     quantize_int4,
     quantize_int8,
@@ -119,10 +122,14 @@ def test_a_row_of_zeros_gives_the_bias_and_one_with_nan_gives_nan() -> None:
 
 
 @needs_panels
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_a_row_has_the_same_result_in_any_batch_and_with_any_number_of_threads(is_int8: bool) -> None:
-    weight, x = torch.randn(300, 600), torch.randn(130, 600)
-    packed = linear.Int8Linear(quantize_int8(weight)) if is_int8 else linear.PackedLinear(weight)
+@pytest.mark.parametrize("kind", ["float32", "int8", "packed"])
+def test_a_row_has_the_same_result_in_any_batch_and_with_any_number_of_threads(kind: str) -> None:
+    weight, x = torch.randn(300, 576), torch.randn(130, 576)
+    packed = {
+        "float32": lambda: linear.PackedLinear(weight),
+        "int8": lambda: linear.Int8Linear(quantize_int8(weight)),
+        "packed": lambda: linear.WeightOnlyLinear(groups(300, 576, bits=4, group_len=32)),
+    }[kind]()
     whole = packed(x)
     for num_rows in (1, 3, 8, 9, 64, 65):
         assert torch.equal(packed(x[:num_rows]), whole[:num_rows])
@@ -134,33 +141,89 @@ def test_a_row_has_the_same_result_in_any_batch_and_with_any_number_of_threads(i
         torch.set_num_threads(num_threads)
 
 
-def groups(num_out: int, depth: int, *, bits: int, group_len: int, is_half: bool) -> GroupedWeight:
-    """Scales with few digits, whose products with values are exact, in half precision or beyond its range."""
-    scales = torch.randn(num_out, depth // group_len).half().float() * (1.0 if is_half else 2.0**-20)
-    minima = torch.randn(num_out, depth // group_len).half().float()
-    return GroupedWeight(torch.randint(2**bits, (num_out, depth), dtype=torch.uint8), scales, minima, bits)
+def groups(num_out: int, depth: int, *, bits: int, group_len: int, form: str = "half") -> GroupedWeight:
+    """Scales and minima that fit into half precision or do not; or integers times an outer scale."""
+    shape = (num_out, depth // group_len)
+    values = torch.randint(2**bits, (num_out, depth), dtype=torch.uint8)
+    if form == "outer":
+        outer = [torch.randn(num_out, depth // OUTER_LEN).half().float() for _ in range(2)]
+        outer = [each.repeat_interleave(OUTER_LEN // group_len, 1) for each in outer]
+        scales, minima = (each * torch.randint(-128, 128, shape) for each in outer)
+        return GroupedWeight(values, scales, minima, bits, *outer)
+    scales, minima = (torch.randn(shape).half().float() for _ in range(2))
+    return GroupedWeight(values, scales * (2.0**-20 if form == "single" else 1.0), minima, bits)
+
+
+def symmetric(weight: GroupedWeight, zero: int) -> GroupedWeight:
+    return replace(weight, minima=weight.scales * -zero)
+
+
+def rounded_to_shorts(x: Tensor, weight: GroupedWeight) -> Tensor:
+    """The rows that weights of four and eight bits are multiplied by: a factor for each group of inputs."""
+    chunks = x.unflatten(1, (-1, gemm_weight_only.group_len_of(weight)))
+    top = chunks.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    largest = torch.tensor(32767.0)  # a tensor: torch divides a number by multiplying it by a reciprocal
+    return ((chunks * (largest / top)).round() * (top / largest)).flatten(1)
+
+
+def assert_grouped(found: Tensor, x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> None:
+    assert_linear(found, rounded_to_shorts(x, weight), dequantize(weight), bias)
 
 
 @needs_panels
-@pytest.mark.parametrize("is_half", [True, False])
+@pytest.mark.parametrize("form", ["half", "single"])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("depth", "group_len"), [(576, 32), (320, 16), (384, 128), (1024, 512), (8, 8)])
-def test_packed_weights_give_the_results_of_dequantized_ones_to_the_last_bit(
-    depth: int, group_len: int, bits: int, is_half: bool
-) -> None:
-    weight, bias = groups(100, depth, bits=bits, group_len=group_len, is_half=is_half), torch.randn(100)
-    packed = ops.pack_quantized(weight, bias, torch.float32)
-    assert isinstance(packed, linear.WeightOnlyLinear)
-    expected = ops.pack_linear(dequantize(weight), bias)
-    for num_rows in (*NUMS_ROWS, 3, 4, 5, 6, 8, 9):
-        x = torch.randn(num_rows, depth)
-        assert torch.equal(packed(x), expected(x))
-        assert_linear(packed(x), x, dequantize(weight), bias)
+@pytest.mark.parametrize(("depth", "group_len"), [(576, 32), (320, 16), (384, 128), (1024, 512)])
+def test_packed_weights_multiply_rows_rounded_to_16_bits(depth: int, group_len: int, bits: int, form: str) -> None:
+    weight, bias = groups(100, depth, bits=bits, group_len=group_len, form=form), torch.randn(100)
+    for each in (weight, symmetric(weight, 5)):
+        packed = ops.pack_quantized(each, bias, torch.float32)
+        assert isinstance(packed, linear.WeightOnlyLinear)
+        for num_rows in (*NUMS_ROWS, 3, 4, 5, 6, 8, 9):
+            x = torch.randn(num_rows, depth)
+            assert_grouped(packed(x), x, each, bias)
+
+
+@needs_panels
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_len", [16, 32])
+def test_packed_scales_may_be_integers_times_an_outer_scale(group_len: int, bits: int) -> None:
+    weight = groups(100, 768, bits=bits, group_len=group_len, form="outer")
+    for each in (weight, symmetric(weight, 8)):
+        packed = ops.pack_quantized(each, None, torch.float32)
+        assert isinstance(packed, linear.WeightOnlyLinear)
+        for num_rows in (1, 4, 8, 40):
+            x = torch.randn(num_rows, 768)
+            assert_grouped(packed(x), x, each)
+
+
+@needs_panels
+@pytest.mark.parametrize("bits", [4, 8])
+def test_sums_of_the_largest_packed_weights_do_not_overflow(bits: int) -> None:
+    largest = torch.full((50, 512), 2**bits - 1, dtype=torch.uint8)
+    weight = GroupedWeight(largest, torch.ones(50, 2), torch.zeros(50, 2), bits)
+    expected = torch.full((9, 50), 512.0 * (2**bits - 1))
+    packed = ops.pack_quantized(weight, None, torch.float32)
+    torch.testing.assert_close(packed(torch.ones(9, 512)), expected)
+    torch.testing.assert_close(packed(-torch.ones(9, 512)), -expected)
+
+
+@needs_panels
+def test_a_row_with_nan_or_an_infinity_gives_no_numbers_and_one_of_zeros_the_bias() -> None:
+    bias = torch.randn(30)
+    packed = ops.pack_quantized(groups(30, 64, bits=4, group_len=32), bias, torch.float32)
+    for num_rows in (4, 12):
+        x = torch.randn(num_rows, 64)
+        x[0], x[1, 50], x[2, 63] = 0.0, float("nan"), float("inf")
+        out = packed(x)
+        assert torch.equal(out[0], bias)
+        assert not out[1:3].isfinite().any()
+        assert out[3:].isfinite().all()
 
 
 @needs_panels
 def test_packed_weights_take_rows_that_lie_apart_and_any_number_of_threads() -> None:
-    weight = groups(300, 256, bits=4, group_len=32, is_half=True)
+    weight = groups(300, 256, bits=4, group_len=32)
     packed = ops.pack_quantized(weight, None, torch.float32)
     x = torch.randn(130, 512)[:, 256:]
     whole = packed(x)
@@ -183,12 +246,13 @@ def test_four_bit_weights_with_zero_points_and_another_order_of_inputs_multiply(
         assert isinstance(packed, linear.WeightOnlyLinear)
         for num_rows in (1, 5, 40):
             x = torch.randn(num_rows, 256)
-            assert_linear(packed(x), x, dequantize(each))
+            inputs = x if each.order is None else x[:, each.order]
+            assert_grouped(packed(x), inputs, grouped(each))
 
 
 @needs_panels
-def test_groups_that_do_not_divide_into_words_are_dequantized() -> None:
-    weight, x = groups(20, 36, bits=4, group_len=12, is_half=True), torch.randn(3, 36)
+def test_groups_that_do_not_divide_into_vectors_are_dequantized() -> None:
+    weight, x = groups(20, 36, bits=4, group_len=12), torch.randn(3, 36)
     packed = ops.pack_quantized(weight, None, torch.float32)
     assert not isinstance(packed, linear.WeightOnlyLinear)
     assert_linear(packed(x), x, dequantize(weight))

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from headrace.kernels import ops
 from headrace.models import Checkpoint, load_decoder, open_checkpoint
 from headrace.models.cache import EMBEDDED_BITS
 from headrace.models.gguf_file import GgufTensor, read_gguf
@@ -65,11 +66,16 @@ def stored_weights(path: Path, tensor: GgufTensor) -> np.ndarray:
 
 
 @pytest.mark.embedded
-def test_the_embedded_model_gives_the_logits_of_transformers() -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_embedded_model_gives_the_logits_of_transformers(is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights are multiplied by inputs of 16 bits: 0.009 away from logits between -23 and 36."""
     checkpoint = open_checkpoint("smollm2")
+    if not is_packed:
+        monkeypatch.setattr(ops, "takes_groups", lambda device, dtype: False)
     decoder = load_decoder(checkpoint, dtype=torch.float32)
     ours = logits(decoder, torch.tensor(PROMPT))
     with torch.no_grad():
         expected = theirs(checkpoint)(torch.tensor([PROMPT])).logits[0]
-    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=1e-3)
+    error = 3e-2 if is_packed else 2e-3
+    torch.testing.assert_close(ours, expected, atol=error, rtol=1e-3)
     assert torch.equal(ours.argmax(-1), expected.argmax(-1))

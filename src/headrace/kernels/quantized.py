@@ -13,9 +13,9 @@ their device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 FP8_MAX, INT8_MAX, INT4_MAX = 448.0, 127.0, 15
 INT4_MIDDLE = 8  # the zero point of a symmetric group
+OUTER_LEN = 256  # weights of a row that share an outer scale, in GGUF's K-quants
 BLOCK_LEN = 128  # of FP8 weights with a scale per block, in rows and columns
 _TINY = 1e-12  # scale of a row of zeros
 
@@ -59,27 +60,66 @@ class Int4Weight:
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """While it is loaded, each value has a byte of its own."""
+    """While it is loaded, each value has a byte of its own. Scales and minima that a file stores as integers times an
+    outer scale, one for OUTER_LEN weights, come with that, once for each group."""
 
     values: Tensor  # [N, K] uint8, below 2 ** bits
     scales: Tensor  # [N, K / group_len] float32
     minima: Tensor  # [N, K / group_len] float32
     bits: int  # 4 or 8
+    outer_scales: Tensor | None = None  # [N, K / group_len] float32
+    outer_minima: Tensor | None = None
 
     @property
     def group_len(self) -> int:
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
-    def scale_type(self) -> torch.dtype:
-        """The narrowest type that holds scales and minima exactly."""
-        is_half = all(torch.equal(each.half().float(), each) for each in (self.scales, self.minima))
-        return torch.float16 if is_half else torch.float32
+    def stored_scales(self) -> StoredScales:
+        """Scales and minima in the narrowest form that holds them exactly."""
+        zero = self._zero()
+        scales = self._in_bytes(self.scales, self.outer_scales)
+        if scales is not None and zero is not None:
+            return StoredScales(scales[0], None, scales[1], None, zero)
+        minima = self._in_bytes(self.minima, self.outer_minima)
+        if scales is not None and minima is not None:
+            return StoredScales(scales[0], minima[0], scales[1], minima[1], None)
+        numbers = [self.scales, self.minima] if zero is None else [self.scales]
+        if all(torch.equal(each.half().float(), each) for each in numbers):
+            numbers = [each.half() for each in numbers]
+        return StoredScales(numbers[0], numbers[1] if zero is None else None, None, None, zero)
+
+    def _zero(self) -> int | None:
+        """The integer whose negative multiplies each scale to its minimum, if there is one."""
+        place = self.scales.abs().argmax()
+        zero = (-self.minima.flatten()[place] / self.scales.flatten()[place]).nan_to_num().round().item()
+        is_symmetric = 0 <= zero < 2**self.bits and torch.equal(self.minima, self.scales * -zero)
+        return int(zero) if is_symmetric else None
+
+    def _in_bytes(self, numbers: Tensor, outer: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Integers of eight bits and half-precision numbers that give these, one for OUTER_LEN weights."""
+        if outer is None or self.values.shape[1] % OUTER_LEN or OUTER_LEN % self.group_len:
+            return None
+        once = outer.unflatten(1, (-1, OUTER_LEN // self.group_len))[:, :, :1].half()  # [N, K / OUTER_LEN, 1]
+        known = once.float().expand(-1, -1, OUTER_LEN // self.group_len).flatten(1)
+        inner = (numbers / known).nan_to_num(0.0).round().clamp(-128, 127)
+        return (inner.to(torch.int8), once[:, :, 0]) if torch.equal(inner * known, numbers) else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the packed matrix."""
-        return self.values.numel() * self.bits // 8 + 2 * self.scales.numel() * self.scale_type.itemsize
+        stored = [each for each in self.stored_scales[:4] if each is not None]
+        return self.values.numel() * self.bits // 8 + sum(each.nbytes for each in stored)
+
+
+class StoredScales(NamedTuple):
+    """Float16 or float32; or int8, to be multiplied by the outer scale of their OUTER_LEN weights."""
+
+    scales: Tensor  # [N, groups]
+    minima: Tensor | None  # likewise; None: each is -zero times its scale
+    outer_scales: Tensor | None  # [N, K / OUTER_LEN] float16
+    outer_minima: Tensor | None
+    zero: int | None
 
 
 Kind = Literal["fp8", "int8", "int4"]
@@ -169,14 +209,25 @@ def _concatenate_groups(weights: list[GroupedWeight], expected: int) -> GroupedW
     values, scales, minima = (
         torch.cat(each) for each in zip(*((part.values, part.scales, part.minima) for part in parts), strict=True)
     )
-    return GroupedWeight(values, scales, minima, max(part.bits for part in parts))
+    outer = (_concatenated([part.outer_scales for part in parts]), _concatenated([part.outer_minima for part in parts]))
+    return GroupedWeight(values, scales, minima, max(part.bits for part in parts), *outer)
+
+
+def _concatenated(tensors: list[Tensor | None]) -> Tensor | None:
+    present = [each for each in tensors if each is not None]
+    return torch.cat(present) if len(present) == len(tensors) else None
 
 
 def with_group_len(weight: GroupedWeight, group_len: int) -> GroupedWeight:
     """Returns the same weights in shorter groups, whose length divides that of the longer ones."""
     times = weight.group_len // group_len
-    scales, minima = (each.repeat_interleave(times, 1) for each in (weight.scales, weight.minima))
-    return replace(weight, scales=scales, minima=minima)
+    return weight if times == 1 else of_each_scale(weight, lambda each: each.repeat_interleave(times, 1))
+
+
+def of_each_scale(weight: GroupedWeight, change: Callable[[Tensor], Tensor]) -> GroupedWeight:
+    """Returns the weight with all tensors of its groups changed in the same way."""
+    outer = (None if each is None else change(each) for each in (weight.outer_scales, weight.outer_minima))
+    return GroupedWeight(weight.values, change(weight.scales), change(weight.minima), weight.bits, *outer)
 
 
 def _has_same_groups(one: Int4Weight, other: Int4Weight) -> bool:
@@ -196,7 +247,7 @@ def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight | None: 
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.values[rows], weight.scales[rows])
     if isinstance(weight, GroupedWeight):
-        return replace(weight, values=weight.values[rows], scales=weight.scales[rows], minima=weight.minima[rows])
+        return replace(of_each_scale(weight, lambda each: each[rows]), values=weight.values[rows])
     zeros = None if weight.zeros is None else weight.zeros[rows]
     return replace(weight, values=weight.values[rows], scales=weight.scales[rows], zeros=zeros)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
 
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-EMBEDDED_BITS = PackedBits(layers=5.0, head=9.0, embeddings=8.5)  # of its weights in the memory of a CPU
+EMBEDDED_BITS = PackedBits(layers=5.0, head=8.5, embeddings=8.5)  # of its weights in the memory of a CPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from headrace.kernels.cpu.launch import (
     uint8s,
 )
 from headrace.kernels.cpu.panels import (
-    FEATURES,
     NUM_VECTORS,
     PANEL,
     ROW_BLOCK,
@@ -47,11 +46,15 @@ from headrace.kernels.cpu.panels import (
 )
 from headrace.kernels.cpu.vectors import (
     FLOATS,
+    HAS_VNNI,
     INTS,
     LANES,
+    SHORTS,
     absolute,
     add,
     divide,
+    emit_dot_bytes,
+    emit_dot_shorts,
     emit_fma,
     emit_load,
     emit_splat,
@@ -65,7 +68,6 @@ from headrace.kernels.cpu.vectors import (
     vector,
 )
 
-HAS_VNNI = bool(FEATURES.get("avx512vnni") if LANES == 16 else FEATURES.get("avxvnni"))
 GROUP = 4 if HAS_VNNI else 2
 GROUP_BYTES = 4  # of a row
 OFFSET = 128 if HAS_VNNI else 0
@@ -75,7 +77,6 @@ _GROUPS = CHUNK // GROUP
 _TINY = 1e-12  # largest value of a chunk of zeros
 _BYTE, _SHORT, _INT = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _STORED = _BYTE if HAS_VNNI else _SHORT  # an activation
-_SHORTS = ir.VectorType(_SHORT, 2 * LANES)
 
 
 class Packed(NamedTuple):
@@ -308,12 +309,13 @@ def _emit_tile(
 ) -> None:
     inputs = [b.gep(rows, [b.mul(row_bytes, SIZE(row))]) for row in range(num_rows)]
     places = [(row, v) for row in range(num_rows) for v in range(NUM_VECTORS)]
+    dot = emit_dot_bytes if HAS_VNNI else emit_dot_shorts
 
     def step(group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         first = b.mul(group, SIZE(PANEL * GROUP))
         columns = [_weights(b, b.gep(weights, [b.add(first, SIZE(v * LANES * GROUP))])) for v in range(NUM_VECTORS)]
         values = [_group_in_all_lanes(b, b.gep(row, [b.mul(group, SIZE(GROUP_BYTES))])) for row in inputs]
-        return [_dot(b, values[row], columns[v], known) for (row, v), known in zip(places, sums, strict=True)]
+        return [dot(b, values[row], columns[v], known) for (row, v), known in zip(places, sums, strict=True)]
 
     starts = [emit_load(b, offsets, SIZE(v * LANES), INTS) for _, v in places]
     sums = emit_sums(b, num_groups, starts, step)
@@ -330,19 +332,9 @@ def _weights(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
     if HAS_VNNI:
         return b.load(b.bitcast(pointer, INTS.as_pointer()), align=1)
     stored = ir.VectorType(_BYTE, 2 * LANES)
-    return b.sext(b.load(b.bitcast(pointer, stored.as_pointer()), align=1), _SHORTS)
+    return b.sext(b.load(b.bitcast(pointer, stored.as_pointer()), align=1), SHORTS)
 
 
 def _group_in_all_lanes(b: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
     group = emit_splat(b, b.load(b.bitcast(pointer, _INT.as_pointer()), align=1), INTS)
-    return group if HAS_VNNI else b.bitcast(group, _SHORTS)
-
-
-def _dot(b: ir.IRBuilder, inputs: ir.Value, weights: ir.Value, sums: ir.Value) -> ir.Value:
-    """Adds to each lane the products of its group."""
-    if HAS_VNNI:
-        signature, name = ir.FunctionType(INTS, [INTS] * 3), f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
-        return b.call(cgutils.get_or_insert_function(b.module, signature, name), [sums, inputs, weights])
-    name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
-    products = cgutils.get_or_insert_function(b.module, ir.FunctionType(INTS, [_SHORTS] * 2), name)
-    return b.add(sums, b.call(products, [inputs, weights]))
+    return group if HAS_VNNI else b.bitcast(group, SHORTS)

@@ -1,27 +1,30 @@
-"""float32 GEMMs with weights of four or eight bits, which are dequantized as they are read.
+"""GEMMs with weights of four or eight bits and activations of 16 bits.
 
-    words      [panels, K / per word, PANEL]   32 bits: neighbours of a row, the first one in the lowest bits
-    scales     [panels, K / group_len, PANEL]  float16 or float32; a weight is value * scale + minimum
-    minima     [panels, K / group_len, PANEL]  of the same type
+    words      [panels, K / per word, PANEL]   32 bits: neighbours of a row, the first one in the lowest bits of the
+                                               lower half, the second one in those of the upper half,
+                                               the third one in the next bits of the lower half
+    scales     [panels, K / group_len, PANEL]  a weight is value * scale + minimum; see `StoredScales`
+    minima     [panels, K / group_len, PANEL]  empty if they follow from the scales
+    outer      [panels, K / CHUNK, PANEL]      float16, empty unless scales and minima have eight bits
+    integers   [rows, K] int16                 activations, rounded with a factor for each group of weights
+    factors    [rows, 2, K / group_len]        these factors, and the sum of each group times its factor
 
-Up to TILE_ROWS rows are multiplied by weights in registers. For more of them a thread first dequantizes a chunk of a
-panel, and multiplies it as `gemm` does. Weights and the order of sums are those of `gemm`, so the results are the same
-to the last bit as with weights that were dequantized at load, if value * scale has no more digits than a float32.
+One instruction multiplies pairs of integers of 16 bits and adds the two products: twice the multiplications of float32.
+The sum of a group is exact; scales, factors and minima are applied to it in float32. So results depend neither on the
+batch nor on the processor. Rounding to 16 bits changes an activation by at most 2 ** -16 of its group's largest one.
+
+Each tile of rows takes the pairs from the words in registers; a chunk of a panel stays in the L1 cache for all of them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 from torch import Tensor
 
-from headrace.kernels.cpu import gemm
 from headrace.kernels.cpu.launch import (
     Arguments,
     Pointer,
@@ -34,43 +37,25 @@ from headrace.kernels.cpu.launch import (
     kernel,
     uint8s,
 )
-from headrace.kernels.cpu.panels import (
-    NUM_VECTORS,
-    PANEL,
-    SIZE,
-    TILE_ROWS,
-    copy_columns,
-    emit_sums,
-    tasks_of,
-)
-from headrace.kernels.cpu.vectors import (
-    FLOATS,
-    INTS,
-    LANES,
-    constants,
-    emit_fma,
-    emit_load,
-    emit_prefetch,
-    emit_splat,
-    emit_store,
-)
-from headrace.kernels.quantized import GroupedWeight, with_group_len
+from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, copy_columns, tasks_of
+from headrace.kernels.cpu.vectors import LANES
+from headrace.kernels.cpu.weight_only_tiles import WORD_BITS, form_of, multiply_words, round_group
+from headrace.kernels.quantized import OUTER_LEN, GroupedWeight, with_group_len
 
-CHUNK = gemm.CHUNK
-MAX_ROWS = 256  # of a task: its panels are dequantized once for all of them
-WORDS_AHEAD = 16  # prefetched, for each output of a panel: 3 KiB, about what arrives while they are computed
-_WORD_BITS = 32
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
-_FORMS = [(bits, is_half) for bits in (4, 8) for is_half in (False, True)]
+CHUNK = OUTER_LEN  # of K: few enough that a panel's chunk stays in the L1 cache
+MAX_ROWS = 256  # of a task: its panels are read from memory once for all of them
 
 
 class Packed(NamedTuple):
     """A weight matrix as the kernel reads it."""
 
     words: Tensor  # [panels, K / per word, PANEL] int32
-    scales: Tensor  # [panels, groups, PANEL] float16 or float32
-    minima: Tensor
+    scales: Tensor  # [panels, groups, PANEL] float16, float32 or int8
+    minima: Tensor  # likewise, or empty
+    outer_scales: Tensor  # [panels, K / CHUNK, PANEL] float16, or empty
+    outer_minima: Tensor
     bits: int
+    zero: int  # a minimum that is not stored is -zero times its scale
 
 
 def group_len_of(weight: GroupedWeight) -> int:
@@ -79,21 +64,34 @@ def group_len_of(weight: GroupedWeight) -> int:
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    return group_len_of(weight) % (_WORD_BITS // weight.bits) == 0
+    return group_len_of(weight) % LANES == 0
 
 
 def pack(weight: GroupedWeight) -> Packed:  # [N, K]
-    bits, scale_type = weight.bits, weight.scale_type
-    per_word = _WORD_BITS // bits
-    words = weight.values[:, ::per_word].to(torch.int32)
-    for place in range(1, per_word):
-        words |= weight.values[:, place::per_word].to(torch.int32) << bits * place
-    groups = with_group_len(weight, group_len_of(weight))
-    scales, minima = (_panels(each.to(scale_type)) for each in (groups.scales, groups.minima))
-    return Packed(_panels(words), scales, minima, bits)
+    stored = with_group_len(weight, group_len_of(weight)).stored_scales
+    return Packed(
+        _panels(_words(weight)),
+        _panels(stored.scales),
+        _panels(stored.minima),
+        _panels(stored.outer_scales),
+        _panels(stored.outer_minima),
+        weight.bits,
+        stored.zero or 0,
+    )
 
 
-def _panels(matrix: Tensor) -> Tensor:  # [N, M] -> [panels, M, PANEL]
+def _words(weight: GroupedWeight) -> Tensor:  # [N, K / per word]
+    per_word = WORD_BITS // weight.bits
+    words = torch.zeros_like(weight.values[:, ::per_word], dtype=torch.int32)
+    for number in range(per_word):
+        shift = weight.bits * (number // 2) + 16 * (number % 2)
+        words |= weight.values[:, number::per_word].to(torch.int32) << shift
+    return words
+
+
+def _panels(matrix: Tensor | None) -> Tensor:  # [N, M] -> [panels, M, PANEL]
+    if matrix is None:
+        return torch.empty(0)
     whole = torch.nn.functional.pad(matrix, (0, 0, 0, -len(matrix) % PANEL))
     panels: Tensor = whole.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
     return panels
@@ -106,23 +104,58 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor, num_out: int) -> Tensor:  
     if num_rows:
         num_panels, num_groups = packed.scales.shape[:2]
         tasks = tasks_of(num_rows, num_panels, MAX_ROWS)
-        form = _FORMS.index((packed.bits, packed.scales.dtype == torch.float16))
-        sizes = (form, packed.bits, packed.scales.element_size(), depth // num_groups)
+        integers, factors = rounded_rows(x, num_groups) if num_rows > TILE_ROWS else (0, 0)
+        form = form_of(packed.scales.dtype, has_minima=packed.minima.numel() > 0)
+        sizes = (packed.bits, form, packed.scales.element_size(), packed.zero, num_groups, depth // num_groups)
         strides = (x.stride(0), num_rows, num_out, depth, num_panels)
-        _multiply(x, *packed[:3], bias, out, *sizes, *strides, *tasks, num_tasks=tasks.num_tasks)
+        tensors = (x, integers, factors, *packed[:5], bias, out)
+        _multiply(*tensors, *sizes, *strides, *tasks, num_tasks=tasks.num_tasks)
     return out
+
+
+def rounded_rows(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:  # [T, K] -> integers, factors
+    num_rows, depth = x.shape
+    integers = torch.empty(num_rows, depth, dtype=torch.int16)
+    factors = torch.empty(num_rows, 2, num_groups)
+    sizes = (x.stride(0), num_rows, depth, num_groups, depth // num_groups)
+    _round(x, integers, factors, *sizes, num_tasks=num_rows)
+    return integers, factors
 
 
 @kernel(
     x="pointer",
+    integers="pointer",
+    factors="pointer",
+    x_stride="integer",
+    num_rows="integer",
+    depth="integer",
+    num_groups="integer",
+    group_len="integer",
+)
+def _round(pointer: Pointer) -> None:
+    a = arguments_at(pointer)
+    row = claim(pointer)
+    while row < a.num_rows:
+        _round_row(a, row, a.integers, a.factors)
+        row = claim(pointer)
+
+
+@kernel(
+    x="pointer",
+    integers="pointer",  # 0: each thread rounds the rows itself
+    factors="pointer",
     words="pointer",
     scales="pointer",
     minima="pointer",
+    outer_scales="pointer",
+    outer_minima="pointer",
     bias="pointer",
     out="pointer",
-    form="integer",
     bits="integer",
+    form="integer",
     scale_bytes="integer",
+    zero="integer",
+    num_groups="integer",
     group_len="integer",
     x_stride="integer",
     num_rows="integer",
@@ -136,179 +169,90 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor, num_out: int) -> Tensor:  
 )
 def _multiply(pointer: Pointer) -> None:
     a = arguments_at(pointer)
-    scratch = np.empty(a.row_block * PANEL, dtype=np.float32)
-    weights = np.empty(CHUNK * PANEL, dtype=np.float32)
     task = claim(pointer)
+    if task >= a.num_tasks:
+        return
+    scratch = np.empty(a.row_block * PANEL, dtype=np.float32)
+    own_integers, own_factors = np.empty(0, dtype=np.int16), np.empty(0, dtype=np.float32)
+    integers, factors = a.integers, a.factors
+    if integers == 0:
+        own_integers = np.empty(a.num_rows * a.depth, dtype=np.int16)
+        own_factors = np.empty(a.num_rows * a.num_groups * 2, dtype=np.float32)
+        integers, factors = int(own_integers.ctypes.data), int(own_factors.ctypes.data)
+        for row in range(a.num_rows):
+            _round_row(a, row, integers, factors)
     while task < a.num_tasks:
         block, part = divmod(task, a.tasks_per_block)
         first_row, first_panel = block * a.row_block, part * a.panels_per_task
         num_rows = min(a.row_block, a.num_rows - first_row)
         for panel in range(first_panel, min(first_panel + a.panels_per_task, a.num_panels)):
-            _multiply_panel(a, floats(scratch.ctypes.data), floats(weights.ctypes.data), panel, first_row, num_rows)
+            _multiply_panel(
+                a,
+                after(uint8s(integers), first_row * a.depth * 2),
+                after(floats(factors), first_row * a.num_groups * 2),
+                floats(scratch.ctypes.data),
+                panel,
+                first_row,
+                num_rows,
+            )
         task = claim(pointer)
 
 
 @inner
 def _multiply_panel(
-    a: Arguments, scratch: Pointer, weights: Pointer, panel: int, first_row: int, num_rows: int
+    a: Arguments,
+    integers: Pointer,
+    factors: Pointer,
+    scratch: Pointer,
+    panel: int,
+    first_row: int,
+    num_rows: int,
 ) -> None:
     out = after(floats(a.out), first_row * a.num_out + panel * PANEL)
     num_columns = min(PANEL, a.num_out - panel * PANEL)
     target, stride = out, a.num_out
     if num_columns < PANEL:
         target, stride = scratch, PANEL
-    bias = after(floats(a.bias), panel * PANEL)
+    before, before_stride = after(floats(a.bias), panel * PANEL), 0
     for start in range(0, a.depth, CHUNK):
-        depth = min(CHUNK, a.depth - start)
-        words = after(int32s(a.words), (panel * a.depth + start) * a.bits // 32 * PANEL)
-        first_group = (panel * a.depth + start) // a.group_len * PANEL * a.scale_bytes
-        scales, minima = after(uint8s(a.scales), first_group), after(uint8s(a.minima), first_group)
-        x = after(floats(a.x), first_row * a.x_stride + start)
+        first_group = start // a.group_len
+        scales = (panel * a.num_groups + first_group) * PANEL * a.scale_bytes
+        outer = (panel * (a.depth // CHUNK) + start // CHUNK) * PANEL * 2
+        for row in range(0, num_rows, TILE_ROWS):
+            multiply_words(
+                min(TILE_ROWS, num_rows - row),
+                a.bits,
+                after(int32s(a.words), (panel * a.depth + start) * a.bits // WORD_BITS * PANEL),
+                a.form,
+                uint8s(a.scales + scales),
+                uint8s(a.minima + scales),
+                uint8s(a.outer_scales + outer),
+                uint8s(a.outer_minima + outer),
+                np.float32(-a.zero),
+                min(CHUNK, a.depth - start) // a.group_len,
+                a.group_len,
+                after(integers, (row * a.depth + start) * 2),
+                a.depth,
+                after(factors, row * a.num_groups * 2 + first_group),
+                a.num_groups,
+                after(before, row * before_stride),
+                before_stride,
+                after(target, row * stride),
+                stride,
+            )
         before, before_stride = target, stride
-        if start == 0:
-            before, before_stride = bias, 0
-        fused, tile, tile_stride = num_rows, target, stride
-        if num_rows > TILE_ROWS:
-            fused, tile, tile_stride = 0, weights, PANEL
-        _multiply_packed_tile(
-            fused,
-            a.form,
-            words,
-            scales,
-            minima,
-            depth // a.group_len,
-            a.group_len * a.bits // 32,
-            x,
-            a.x_stride,
-            before,
-            before_stride,
-            tile,
-            tile_stride,
-        )
-        if num_rows > TILE_ROWS:
-            for row in range(0, num_rows, TILE_ROWS):
-                gemm.multiply_tile(
-                    min(TILE_ROWS, num_rows - row),
-                    after(x, row * a.x_stride),
-                    a.x_stride,
-                    weights,
-                    depth,
-                    after(before, row * before_stride),
-                    before_stride,
-                    after(target, row * stride),
-                    stride,
-                )
     if num_columns < PANEL:
         copy_columns(scratch, out, num_rows, num_columns, a.num_out)
 
 
-_FLOAT_POINTER, _BYTE_POINTER, _INT_POINTER = (
-    types.CPointer(each) for each in (types.float32, types.uint8, types.int32)
-)
-
-
-@intrinsic
-def _multiply_packed_tile(
-    typing: Any,
-    num_rows: Any,  # 0: the weights themselves are stored
-    form: Any,
-    words: Any,  # [groups, words, PANEL]
-    scales: Any,  # [groups, PANEL]
-    minima: Any,
-    num_groups: Any,
-    num_words: Any,  # of a group
-    x: Any,
-    x_stride: Any,
-    before: Any,  # [rows, PANEL], what the sums are added to
-    before_stride: Any,
-    out: Any,
-    out_stride: Any,
-) -> Any:
-    """Multiplies a chunk of up to TILE_ROWS rows by the same chunk of a panel, or dequantizes that."""
-
-    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        num_rows, form, *rest = args
-        choices = [(count, number) for number in range(len(_FORMS)) for count in range(TILE_ROWS + 1)]
-        blocks = [b.append_basic_block(f"form{number}rows{count}") for count, number in choices]
-        end = b.append_basic_block("end")
-        choice = b.switch(b.add(b.mul(form, SIZE(TILE_ROWS + 1)), num_rows), blocks[0])
-        for index, ((count, number), block) in enumerate(zip(choices, blocks, strict=True)):
-            if index:
-                choice.add_case(SIZE(index), block)
-            b.position_at_end(block)
-            _emit_tile(b, count, *_FORMS[number], *rest)
-            b.branch(end)
-        b.position_at_end(end)
-        return context.get_dummy_value()
-
-    size = types.intp
-    given = (size, size, _INT_POINTER, _BYTE_POINTER, _BYTE_POINTER, size, size)
-    return types.void(*given, _FLOAT_POINTER, size, _FLOAT_POINTER, size, _FLOAT_POINTER, size), emit
-
-
-def _emit_tile(
-    b: ir.IRBuilder,
-    num_rows: int,
-    bits: int,
-    is_half: bool,
-    words: ir.Value,
-    scales: ir.Value,
-    minima: ir.Value,
-    num_groups: ir.Value,
-    num_words: ir.Value,
-    x: ir.Value,
-    x_stride: ir.Value,
-    before: ir.Value,
-    before_stride: ir.Value,
-    out: ir.Value,
-    out_stride: ir.Value,
-) -> None:
-    per_word = _WORD_BITS // bits
-    rows = [b.gep(x, [b.mul(x_stride, SIZE(row))]) for row in range(num_rows)]
-    places = [(row, v) for row in range(num_rows) for v in range(NUM_VECTORS)]
-
-    def of_group(group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        first_word = b.mul(group, num_words)
-        starts = [b.add(b.mul(group, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
-        factors, offsets = ([_emit_widened(b, each, at, is_half) for at in starts] for each in (scales, minima))
-
-        def of_word(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            word = b.add(first_word, number)
-            starts = [b.add(b.mul(word, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
-            packed = [emit_load(b, words, at, INTS) for at in starts]
-            for at in starts:
-                emit_prefetch(b, words, b.add(at, SIZE(WORDS_AHEAD * PANEL)))
-            first = b.mul(word, SIZE(per_word))
-            for place in range(per_word):
-                k = b.add(first, SIZE(place))
-                values = [_emit_value(b, each, bits, place) for each in packed]
-                weights = [emit_fma(b, *each) for each in zip(values, factors, offsets, strict=True)]
-                if not num_rows:
-                    for v, weight in enumerate(weights):
-                        emit_store(b, out, b.add(b.mul(k, SIZE(PANEL)), SIZE(v * LANES)), weight)
-                inputs = [emit_splat(b, b.load(b.gep(row, [k])), FLOATS) for row in rows]
-                sums = [emit_fma(b, inputs[row], weights[v], sum_) for (row, v), sum_ in zip(places, sums, strict=True)]
-            return sums
-
-        return emit_sums(b, num_words, sums, of_word)
-
-    sums = emit_sums(b, num_groups, [constants(0.0)] * len(places), of_group)
-    for (row, v), total in zip(places, sums, strict=True):
-        known = emit_load(b, before, b.add(b.mul(before_stride, SIZE(row)), SIZE(v * LANES)))
-        emit_store(b, out, b.add(b.mul(out_stride, SIZE(row)), SIZE(v * LANES)), b.fadd(known, total))
-
-
-def _emit_widened(b: ir.IRBuilder, pointer: ir.Value, index: ir.Value, is_half: bool) -> ir.Value:
-    """Loads LANES numbers of either type from element `index` on."""
-    stored = _HALVES if is_half else FLOATS
-    address = b.gep(pointer, [b.mul(index, SIZE(2 if is_half else 4))])
-    value = b.load(b.bitcast(address, stored.as_pointer()), align=2)
-    return b.fpext(value, FLOATS) if is_half else value
-
-
-def _emit_value(b: ir.IRBuilder, words: ir.Value, bits: int, place: int) -> ir.Value:
-    """Converts the values at one place of LANES words."""
-    shifted = words if place == 0 else b.lshr(words, ir.Constant(INTS, [bits * place] * LANES))
-    if place < _WORD_BITS // bits - 1:
-        shifted = b.and_(shifted, ir.Constant(INTS, [(1 << bits) - 1] * LANES))
-    return b.sitofp(shifted, FLOATS)
+@inner
+def _round_row(a: Arguments, row: int, integers: int, factors: int) -> None:
+    for group in range(a.num_groups):
+        start = group * a.group_len
+        round_group(
+            after(floats(a.x), row * a.x_stride + start),
+            a.group_len // LANES,
+            after(uint8s(integers), (row * a.depth + start) * 2),
+            after(floats(factors), row * a.num_groups * 2 + group),
+            a.num_groups,
+        )

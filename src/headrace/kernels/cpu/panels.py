@@ -15,13 +15,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from torch import Tensor
 
 from headrace.kernels.cpu.launch import Pointer, inner
-from headrace.kernels.cpu.vectors import LANES
+from headrace.kernels.cpu.vectors import FEATURES, LANES
 
-FEATURES = binding.get_host_cpu_features()
 # Registers and instructions are chosen for x86. Elsewhere torch's own GEMM is used.
 IS_SUPPORTED = platform.machine() in ("x86_64", "AMD64") and bool(
     FEATURES.get("avx2") and FEATURES.get("fma") and FEATURES.get("f16c") and (LANES == 8 or FEATURES.get("avx512bw"))

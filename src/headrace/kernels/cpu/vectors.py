@@ -13,7 +13,9 @@ from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
+FEATURES = binding.get_host_cpu_features()
+LANES = 16 if FEATURES.get("avx512f") else 8
+HAS_VNNI = bool(FEATURES.get("avx512vnni") if LANES == 16 else FEATURES.get("avxvnni"))
 
 Vector: TypeAlias = Any  # a register inside a kernel, as mypy sees it
 
@@ -21,6 +23,7 @@ _FLOAT = ir.FloatType()
 _INT = ir.IntType(32)
 FLOATS = ir.VectorType(_FLOAT, LANES)
 INTS = ir.VectorType(_INT, LANES)
+SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
 class VectorType(types.Type):
@@ -51,9 +54,14 @@ def emit_splat(builder: ir.IRBuilder, value: ir.Value, of: ir.VectorType) -> ir.
 
 
 def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, flags: tuple[str, ...] = ()) -> ir.Value:
+    return _call_named(builder, f"{name}.v{LANES}f32", result, *args, flags=flags)
+
+
+def _call_named(
+    builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, flags: tuple[str, ...] = ()
+) -> ir.Value:
     function_type = ir.FunctionType(result, [arg.type for arg in args])
-    function = cgutils.get_or_insert_function(builder.module, function_type, f"{name}.v{LANES}f32")
-    return builder.call(function, args, fastmath=flags)
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args, fastmath=flags)
 
 
 def emit_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
@@ -65,8 +73,51 @@ def emit_load(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value, of: ir.
     return builder.load(builder.bitcast(builder.gep(pointer, [index]), of.as_pointer()), align=4)
 
 
+def emit_load_narrow(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value, element: ir.Type) -> ir.Value:
+    """Loads LANES elements of eight or 16 bits from pointer[index] on; any alignment."""
+    first = builder.gep(builder.bitcast(pointer, element.as_pointer()), [index])
+    return builder.load(builder.bitcast(first, ir.VectorType(element, LANES).as_pointer()), align=1)
+
+
 def emit_store(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value, value: ir.Value) -> None:
     builder.store(value, builder.bitcast(builder.gep(pointer, [index]), value.type.as_pointer()), align=4)
+
+
+def emit_rounded(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Returns the nearest integers."""
+    return builder.fptosi(_call(builder, "llvm.rint", FLOATS, value), INTS)
+
+
+def emit_absolute(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    return _call(builder, "llvm.fabs", FLOATS, value)
+
+
+def emit_largest(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Returns the largest lane; NaN only if all are."""
+    return _call(builder, "llvm.vector.reduce.fmax", _FLOAT, value)
+
+
+def emit_total(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Returns the sum of the lanes."""
+    return _call(builder, "llvm.vector.reduce.fadd", _FLOAT, _FLOAT(0.0), value, flags=("reassoc",))
+
+
+def emit_integer_total(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    return _call_named(builder, f"llvm.vector.reduce.add.v{LANES}i32", _INT, value)
+
+
+def emit_dot_bytes(builder: ir.IRBuilder, inputs: ir.Value, weights: ir.Value, sums: ir.Value) -> ir.Value:
+    """Adds to each lane the products of four unsigned bytes and four signed ones. Only with VNNI."""
+    return _call_named(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", INTS, sums, inputs, weights)
+
+
+def emit_dot_shorts(builder: ir.IRBuilder, inputs: ir.Value, weights: ir.Value, sums: ir.Value) -> ir.Value:
+    """Adds to each lane the products of two signed integers of 16 bits."""
+    if HAS_VNNI:
+        words = (builder.bitcast(each, INTS) for each in (inputs, weights))
+        return _call_named(builder, f"llvm.x86.avx512.vpdpwssd.{32 * LANES}", INTS, sums, *words)
+    name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
+    return builder.add(sums, _call_named(builder, name, INTS, inputs, weights))
 
 
 def emit_prefetch(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> None:
@@ -171,7 +222,7 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
 @intrinsic
 def absolute(typing: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, "llvm.fabs", FLOATS, args[0])
+        return emit_absolute(builder, args[0])
 
     return vector(vector), emit
 
@@ -206,7 +257,7 @@ def largest(typing: Any, value: Any) -> Any:
     """Returns the largest lane; NaN only if all are."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, "llvm.vector.reduce.fmax", _FLOAT, args[0])
+        return emit_largest(builder, args[0])
 
     return types.float32(vector), emit
 
@@ -216,7 +267,7 @@ def total(typing: Any, value: Any) -> Any:
     """Returns the sum of the lanes."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, "llvm.vector.reduce.fadd", _FLOAT, _FLOAT(0.0), args[0], flags=("reassoc",))
+        return emit_total(builder, args[0])
 
     return types.float32(vector), emit
 

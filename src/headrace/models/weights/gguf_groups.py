@@ -11,15 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.models.weights.dequantize import Array, Bytes, Floats, halves, nibbles, six_bit_pairs, six_bit_values
+from headrace.models.weights.dequantize import Bytes, Floats, halves, nibbles, six_bit_pairs, six_bit_values
+
+_K_BLOCK_LEN = 256
 
 
 class Groups(NamedTuple):
-    """A weight is value * scale + minimum."""
+    """A weight is value * scale + minimum. Some types store scales and minima as integers times an outer number."""
 
     values: Bytes  # [blocks, weights]
     scales: Floats  # [blocks, groups]
     minima: Floats  # [blocks, groups]
+    outer_scales: Floats | None = None  # [blocks, 1]
+    outer_minima: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +31,16 @@ class GroupedType:
     block_bytes: int
     bits: int  # of a value in memory: 4 or 8
     group_len: int
-    scale_bits: int  # of a scale or a minimum in memory
+    num_numbers: int  # of a group in memory: a scale, or a scale and a minimum
+    has_outer: bool
     unpack: Callable[[Bytes], Groups]
 
     @property
     def bits_per_weight(self) -> float:
         """In memory, scales and minima included."""
-        return self.bits + 2 * self.scale_bits / self.group_len
+        of_group = (8 if self.has_outer else 16) / self.group_len
+        of_outer = 16 / _K_BLOCK_LEN if self.has_outer else 0.0
+        return self.bits + self.num_numbers * (of_group + of_outer)
 
 
 def _q4_0(blocks: Bytes) -> Groups:  # scale 2, values 16 bytes
@@ -70,7 +77,9 @@ def _q5_k(blocks: Bytes) -> Groups:  # as Q4_K, with fifth bits 32 before the va
 
 
 def _q6_k(blocks: Bytes) -> Groups:  # low bits 128, high bits 64, scales 16, scale 2 bytes
-    return _around(six_bit_values(blocks), halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8), 32)
+    outer = halves(blocks[:, 208:])
+    found = _around(six_bit_values(blocks), outer * blocks[:, 192:208].view(np.int8), 32)
+    return found._replace(outer_scales=outer, outer_minima=outer * np.float32(-32))
 
 
 def _around(values: Bytes, scales: Floats, zero: int) -> Groups:
@@ -86,20 +95,17 @@ def _with_fifth_bits(fifth: Bytes, low: Bytes) -> Bytes:  # [n, 4], [n, 16] -> [
 def _scaled_twice(values: Bytes, blocks: Bytes) -> Groups:
     outer = halves(blocks[:, :4])
     scales, minima = six_bit_pairs(blocks[:, 4:16])
-    return Groups(values, outer[:, :1] * scales, _negated(outer[:, 1:] * minima))
-
-
-def _negated(values: Array) -> Floats:
-    return np.negative(values, out=values)
+    outer_scales, outer_minima = outer[:, :1], -outer[:, 1:]
+    return Groups(values, outer_scales * scales, outer_minima * minima, outer_scales, outer_minima)
 
 
 TYPES = {
-    "Q4_0": GroupedType(18, 4, 32, 16, _q4_0),
-    "Q4_1": GroupedType(20, 4, 32, 16, _q4_1),
-    "Q5_0": GroupedType(22, 8, 32, 16, _q5_0),
-    "Q5_1": GroupedType(24, 8, 32, 16, _q5_1),
-    "Q8_0": GroupedType(34, 8, 32, 16, _q8_0),
-    "Q4_K": GroupedType(144, 4, 32, 32, _q4_k),
-    "Q5_K": GroupedType(176, 8, 32, 32, _q5_k),
-    "Q6_K": GroupedType(210, 8, 16, 32, _q6_k),
+    "Q4_0": GroupedType(18, 4, 32, 1, False, _q4_0),
+    "Q4_1": GroupedType(20, 4, 32, 2, False, _q4_1),
+    "Q5_0": GroupedType(22, 8, 32, 1, False, _q5_0),
+    "Q5_1": GroupedType(24, 8, 32, 2, False, _q5_1),
+    "Q8_0": GroupedType(34, 8, 32, 1, False, _q8_0),
+    "Q4_K": GroupedType(144, 4, 32, 2, True, _q4_k),
+    "Q5_K": GroupedType(176, 8, 32, 2, True, _q5_k),
+    "Q6_K": GroupedType(210, 8, 16, 1, True, _q6_k),
 }

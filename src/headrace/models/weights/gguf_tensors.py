@@ -127,17 +127,20 @@ class GgufTensors:
         tensor = self._file.tensors[stored.name]
         num_rows, width = stored.num_rows, tensor.shape[-1]
         values = np.empty((num_rows, width), np.uint8)
-        scales, minima = np.empty((2, num_rows, width // kind.group_len), np.float32)
+        of_groups = np.empty((4 if kind.has_outer else 2, num_rows, width // kind.group_len), np.float32)
 
         def unpack(start: int, count: int) -> None:
             blocks = self._read_in_order(tensor, _first_row(stored) + start, count).reshape(-1, kind.block_bytes)
             found, end = kind.unpack(blocks), start + count
             values[start:end] = found.values.reshape(count, -1)
-            scales[start:end], minima[start:end] = (each.reshape(count, -1) for each in found[1:])
+            for target, each in zip(of_groups, found[1:], strict=False):  # an outer number is that of all its groups
+                of_blocks = target[start:end].reshape(len(blocks), -1)
+                of_blocks[:] = each
 
         self._in_pieces(num_rows, width, unpack)
         self._bytes_read += num_rows * _row_bytes(tensor)
-        return GroupedWeight(torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minima), kind.bits)
+        scales, minima, *outer = torch.from_numpy(of_groups).unbind()
+        return GroupedWeight(torch.from_numpy(values), scales, minima, kind.bits, *outer)
 
     def _fill_vector(self, stored: StoredPart, out: Tensor, part: Slice | None) -> None:
         """Fills a vector that is a row of a stored matrix: the bias of one expert."""

@@ -7,6 +7,7 @@ Each matrix appears under the name of its unquantized form. It is read as stored
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -229,7 +230,7 @@ class QuantizedFiles:
 
 def part_of(weight: QuantizedWeight, part: Slice | None) -> QuantizedWeight | None:
     """Returns rows and columns of a matrix; None: they cut through groups of weights that share a scale."""
-    from headrace.kernels.quantized import Fp8Weight, GroupedWeight, Int4Weight, Int8Weight
+    from headrace.kernels.quantized import Fp8Weight, GroupedWeight, Int4Weight, Int8Weight, of_each_scale
 
     if part is None:
         return weight
@@ -247,11 +248,12 @@ def part_of(weight: QuantizedWeight, part: Slice | None) -> QuantizedWeight | No
         slice(part.rows.start // row_len, -(-part.rows.stop // row_len)),
         slice(columns.start // column_len, -(-columns.stop // column_len)),
     )
-    values, scales = part.of(weight.values).contiguous(), weight.scales[of_groups].contiguous()
+    values = part.of(weight.values).contiguous()
+    if isinstance(weight, GroupedWeight):
+        return replace(of_each_scale(weight, lambda each: each[of_groups].contiguous()), values=values)
+    scales = weight.scales[of_groups].contiguous()
     if isinstance(weight, Fp8Weight):
         return Fp8Weight(values, scales)
-    if isinstance(weight, GroupedWeight):
-        return GroupedWeight(values, scales, weight.minima[of_groups].contiguous(), weight.bits)
     if weight.order is not None and len(columns) < width:
         return None
     zeros = None if weight.zeros is None else weight.zeros[of_groups].contiguous()

@@ -1,0 +1,282 @@
+"""The code that the kernels of packed weights are made of: rounding activations, and a tile of the GEMM.
+
+integers   [rows, K] int16, pairs of neighbours at a time
+words      [groups, words of a group, PANEL] int32, see `gemm_weight_only`
+steps      [groups, PANEL] float32, the scales of the weights; offsets: their minima
+factors    [rows, 2, groups of the whole row] float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from headrace.kernels.cpu.panels import NUM_VECTORS, PANEL, SIZE, emit_for_rows, emit_sums
+from headrace.kernels.cpu.vectors import (
+    FLOATS,
+    INTS,
+    LANES,
+    SHORTS,
+    constants,
+    emit_absolute,
+    emit_dot_shorts,
+    emit_fma,
+    emit_integer_total,
+    emit_largest,
+    emit_load,
+    emit_load_narrow,
+    emit_prefetch,
+    emit_rounded,
+    emit_splat,
+    emit_store,
+    emit_total,
+)
+
+_BITS = (4, 8)  # of a weight
+WORD_BITS = 32
+WORDS_AHEAD = 32  # prefetched, for each output of a panel: 6 KiB, about what arrives while they are computed
+_LARGEST = 32767.0
+_TINY = 1e-12  # largest value of a group of zeros
+_BYTE, _SHORT, _INT = (ir.IntType(bits) for bits in (8, 16, 32))
+_HALF, _FLOAT = ir.HalfType(), ir.FloatType()
+_FORMS = [(dtype, has_minima) for dtype in (torch.float16, torch.float32, torch.int8) for has_minima in (False, True)]
+_FLOAT_POINTER, _BYTE_POINTER, _INT_POINTER = (
+    types.CPointer(each) for each in (types.float32, types.uint8, types.int32)
+)
+
+
+def form_of(dtype: torch.dtype, *, has_minima: bool) -> int:
+    """The number by which the kernel knows how scales and minima are stored."""
+    return _FORMS.index((dtype, has_minima))
+
+
+@intrinsic
+def round_group(typing: Any, x: Any, num_vectors: Any, integers: Any, factors: Any, num_groups: Any) -> Any:
+    """Rounds a group of activations. Its factor is NaN if a value is not finite."""
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, num_vectors, integers, factors, num_groups = args
+        shorts = b.bitcast(integers, _SHORT.as_pointer())
+
+        def look(v: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
+            value = emit_load(b, x, b.mul(v, SIZE(LANES)))
+            size = emit_absolute(b, value)
+            top = b.select(b.fcmp_ordered(">", size, found[0]), size, found[0])
+            return [top, emit_fma(b, value, constants(0.0), found[1])]
+
+        tops, nothing = emit_sums(b, num_vectors, [constants(_TINY), constants(0.0)], look)
+        top = emit_largest(b, tops)
+        inverse = emit_splat(b, b.fdiv(_FLOAT(_LARGEST), top), FLOATS)
+
+        def store(v: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
+            first = b.mul(v, SIZE(LANES))
+            rounded = emit_rounded(b, b.fmul(emit_load(b, x, first), inverse))
+            narrow = b.trunc(rounded, ir.VectorType(_SHORT, LANES))
+            b.store(narrow, b.bitcast(b.gep(shorts, [first]), narrow.type.as_pointer()), align=2)
+            return [b.add(found[0], rounded)]
+
+        (totals,) = emit_sums(b, num_vectors, [ir.Constant(INTS, [0] * LANES)], store)
+        factor = b.fdiv(top, _FLOAT(_LARGEST))
+        total = b.sitofp(emit_integer_total(b, totals), _FLOAT)
+        b.store(b.fadd(factor, emit_total(b, nothing)), factors)
+        b.store(b.fmul(factor, total), b.gep(factors, [num_groups]))
+        return context.get_dummy_value()
+
+    size = types.intp
+    return types.void(_FLOAT_POINTER, size, _BYTE_POINTER, _FLOAT_POINTER, size), emit
+
+
+@intrinsic
+def multiply_words(
+    typing: Any,
+    num_rows: Any,
+    bits: Any,
+    words: Any,
+    form: Any,
+    scales: Any,
+    minima: Any,
+    outer_scales: Any,  # [PANEL]
+    outer_minima: Any,
+    minimum_of_scale: Any,  # what a scale is multiplied by where minima are not stored
+    num_groups: Any,
+    group_len: Any,
+    integers: Any,
+    depth: Any,  # from one row of them to the next
+    factors: Any,
+    all_groups: Any,  # of a row of factors
+    before: Any,  # [rows, PANEL], what the sums are added to
+    before_stride: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """Multiplies a chunk of up to TILE_ROWS rows by the same chunk of a panel."""
+
+    def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        num_rows, bits, words, *of_scales = args[:9]
+        scales, rest = _Scales(*of_scales), args[9:]
+
+        def of_width(width: int) -> None:
+            emit_for_rows(b, num_rows, lambda count: _emit_tile(b, count, _Words(words, width), scales, *rest))
+
+        _emit_for_bits(b, bits, of_width)
+        return context.get_dummy_value()
+
+    size = types.intp
+    weights = (_INT_POINTER, size, *[_BYTE_POINTER] * 4, types.float32, size, size)
+    rows = (_BYTE_POINTER, size, _FLOAT_POINTER, size)
+    return types.void(size, size, *weights, *rows, _FLOAT_POINTER, size, _FLOAT_POINTER, size), emit
+
+
+def _emit_for_bits(b: ir.IRBuilder, bits: ir.Value, emit: Callable[[int], None]) -> None:
+    """Emits code for each width of a weight, and the choice between them."""
+    blocks = [b.append_basic_block(f"bits{width}") for width in _BITS]
+    end = b.append_basic_block("of_bits")
+    choice = b.switch(bits, blocks[0])
+    for width, block in zip(_BITS, blocks, strict=True):
+        if block is not blocks[0]:
+            choice.add_case(SIZE(width), block)
+        b.position_at_end(block)
+        emit(width)
+        b.branch(end)
+    b.position_at_end(end)
+
+
+class _Words(NamedTuple):
+    """Code that reads weights."""
+
+    pointer: ir.Value
+    bits: int
+
+    @property
+    def num_pairs(self) -> int:
+        """Of a word."""
+        return WORD_BITS // 2 // self.bits
+
+    def num_words(self, b: ir.IRBuilder, num_weights: ir.Value) -> ir.Value:
+        return b.udiv(num_weights, SIZE(WORD_BITS // self.bits))
+
+    def load(self, b: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:
+        starts = [b.add(b.mul(word, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
+        for at in starts:
+            emit_prefetch(b, self.pointer, b.add(at, SIZE(WORDS_AHEAD * PANEL)))
+        return [emit_load(b, self.pointer, at, INTS) for at in starts]
+
+    def pairs(self, b: ir.IRBuilder, words: ir.Value, place: int) -> ir.Value:
+        """The neighbours 2 * place and 2 * place + 1 of LANES words, as integers of 16 bits."""
+        shifted = words if place == 0 else b.lshr(words, ir.Constant(INTS, [self.bits * place] * LANES))
+        mask = (1 << self.bits) - 1
+        return b.bitcast(b.and_(shifted, ir.Constant(INTS, [mask << 16 | mask] * LANES)), SHORTS)
+
+
+class _Scales(NamedTuple):
+    """Code that reads the scales and minima of a group."""
+
+    form: ir.Value
+    scales: ir.Value
+    minima: ir.Value
+    outer_scales: ir.Value
+    outer_minima: ir.Value
+    minimum_of_scale: ir.Value
+
+    def load(self, b: ir.IRBuilder, group: ir.Value) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Returns them in float32. The form is the same each time, so the processor predicts the branch."""
+        blocks = [b.append_basic_block(f"form{number}") for number in range(len(_FORMS))]
+        end = b.append_basic_block("loaded")
+        choice = b.switch(self.form, blocks[0])
+        found = []
+        for number, block in enumerate(blocks):
+            if number:
+                choice.add_case(SIZE(number), block)
+            b.position_at_end(block)
+            found.append((self._load_form(b, group, *_FORMS[number]), b.block))
+            b.branch(end)
+        b.position_at_end(end)
+        results = [b.phi(FLOATS) for _ in range(2 * NUM_VECTORS)]
+        for values, block in found:
+            for phi, value in zip(results, values, strict=True):
+                phi.add_incoming(value, block)
+        return results[:NUM_VECTORS], results[NUM_VECTORS:]
+
+    def _load_form(self, b: ir.IRBuilder, group: ir.Value, dtype: torch.dtype, has_minima: bool) -> list[ir.Value]:
+        steps = _emit_numbers(b, dtype, self.scales, self.outer_scales, group)
+        if has_minima:
+            return steps + _emit_numbers(b, dtype, self.minima, self.outer_minima, group)
+        return steps + [b.fmul(each, emit_splat(b, self.minimum_of_scale, FLOATS)) for each in steps]
+
+
+def _emit_numbers(
+    b: ir.IRBuilder, dtype: torch.dtype, pointer: ir.Value, outer: ir.Value, group: ir.Value
+) -> list[ir.Value]:
+    """Loads scales or minima of a group in float32."""
+    starts = [b.add(b.mul(group, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
+    if dtype == torch.float32:
+        return [emit_load(b, b.bitcast(pointer, _FLOAT.as_pointer()), at) for at in starts]
+    if dtype == torch.float16:
+        return [b.fpext(emit_load_narrow(b, pointer, at, _HALF), FLOATS) for at in starts]
+    inner = [b.sitofp(emit_load_narrow(b, pointer, at, _BYTE), FLOATS) for at in starts]
+    factors = [emit_load_narrow(b, outer, SIZE(v * LANES), _HALF) for v in range(NUM_VECTORS)]
+    return [b.fmul(each, b.fpext(factor, FLOATS)) for each, factor in zip(inner, factors, strict=True)]
+
+
+def _emit_tile(
+    b: ir.IRBuilder,
+    num_rows: int,
+    weights: _Words,
+    scales: _Scales,
+    num_groups: ir.Value,
+    group_len: ir.Value,
+    integers: ir.Value,
+    depth: ir.Value,
+    factors: ir.Value,
+    all_groups: ir.Value,
+    before: ir.Value,
+    before_stride: ir.Value,
+    out: ir.Value,
+    out_stride: ir.Value,
+) -> None:
+    inputs = b.bitcast(integers, _INT.as_pointer())  # pairs
+    rows = [b.gep(inputs, [b.mul(b.udiv(depth, SIZE(2)), SIZE(row))]) for row in range(num_rows)]
+    row_factors = [b.gep(factors, [b.mul(all_groups, SIZE(2 * row))]) for row in range(num_rows)]
+    places = [(row, v) for row in range(num_rows) for v in range(NUM_VECTORS)]
+    num_words = weights.num_words(b, group_len)
+
+    def of_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        first_word = b.mul(group, num_words)
+
+        def of_word(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            word = b.add(first_word, number)
+            words = weights.load(b, word)
+            for place in range(weights.num_pairs):
+                pair = b.add(b.mul(word, SIZE(weights.num_pairs)), SIZE(place))
+                columns = [weights.pairs(b, each, place) for each in words]
+                values = [_emit_pair(b, row, pair) for row in rows]
+                sums = [
+                    emit_dot_shorts(b, values[row], columns[v], sum_)
+                    for (row, v), sum_ in zip(places, sums, strict=True)
+                ]
+            return sums
+
+        sums = emit_sums(b, num_words, [ir.Constant(INTS, [0] * LANES)] * len(places), of_word)
+        steps, minima = scales.load(b, group)
+        of_rows = [emit_splat(b, b.load(b.gep(row, [group])), FLOATS) for row in row_factors]
+        row_sums = [emit_splat(b, b.load(b.gep(row, [b.add(all_groups, group)])), FLOATS) for row in row_factors]
+        results = []
+        for (row, v), sum_, total in zip(places, sums, totals, strict=True):
+            known = emit_fma(b, minima[v], row_sums[row], total)
+            results.append(emit_fma(b, b.sitofp(sum_, FLOATS), b.fmul(steps[v], of_rows[row]), known))
+        return results
+
+    totals = emit_sums(b, num_groups, [constants(0.0)] * len(places), of_group)
+    for (row, v), total in zip(places, totals, strict=True):
+        known = emit_load(b, before, b.add(b.mul(before_stride, SIZE(row)), SIZE(v * LANES)))
+        emit_store(b, out, b.add(b.mul(out_stride, SIZE(row)), SIZE(v * LANES)), b.fadd(known, total))
+
+
+def _emit_pair(b: ir.IRBuilder, row: ir.Value, pair: ir.Value) -> ir.Value:
+    """Loads two neighbours of a row into all lanes."""
+    return b.bitcast(emit_splat(b, b.load(b.gep(row, [pair]), align=2), INTS), SHORTS)
