@@ -172,7 +172,7 @@ def assert_grouped(found: Tensor, x: Tensor, weight: GroupedWeight, bias: Tensor
 
 @needs_panels
 @pytest.mark.parametrize("form", ["half", "single"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize(("depth", "group_len"), [(576, 32), (320, 16), (384, 128), (1024, 512)])
 def test_packed_weights_multiply_rows_rounded_to_16_bits(depth: int, group_len: int, bits: int, form: str) -> None:
     weight, bias = groups(100, depth, bits=bits, group_len=group_len, form=form), torch.randn(100)
@@ -185,7 +185,7 @@ def test_packed_weights_multiply_rows_rounded_to_16_bits(depth: int, group_len: 
 
 
 @needs_panels
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("group_len", [16, 32])
 def test_packed_scales_may_be_integers_times_an_outer_scale(group_len: int, bits: int) -> None:
     weight = groups(100, 768, bits=bits, group_len=group_len, form="outer")
@@ -198,7 +198,7 @@ def test_packed_scales_may_be_integers_times_an_outer_scale(group_len: int, bits
 
 
 @needs_panels
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_sums_of_the_largest_packed_weights_do_not_overflow(bits: int) -> None:
     largest = torch.full((50, 512), 2**bits - 1, dtype=torch.uint8)
     weight = GroupedWeight(largest, torch.ones(50, 2), torch.zeros(50, 2), bits)

@@ -3,7 +3,7 @@
     Fp8Weight       float8_e4m3fn, one scale per output channel, or per block of 128 x 128 weights
     Int8Weight      int8, one scale per output channel; activations get one scale per row
     Int4Weight      four bits, one scale (and zero point) per group of weights of a row; activations keep their type
-    GroupedWeight   four or eight bits, a scale and a minimum per group of weights of a row (GGUF); likewise
+    GroupedWeight   four, six or eight bits, a scale and a minimum per group of weights of a row (GGUF); likewise
 
 A weight is value * scale, for four bits (value - zero) * scale, of a GroupedWeight value * scale + minimum. Whatever
 format a checkpoint has, its matrices become one of these while they are loaded; `ops.pack_quantized` packs them for
@@ -66,7 +66,7 @@ class GroupedWeight:
     values: Tensor  # [N, K] uint8, below 2 ** bits
     scales: Tensor  # [N, K / group_len] float32
     minima: Tensor  # [N, K / group_len] float32
-    bits: int  # 4 or 8
+    bits: int  # 4, 6 or 8
     outer_scales: Tensor | None = None  # [N, K / group_len] float32
     outer_minima: Tensor | None = None
 

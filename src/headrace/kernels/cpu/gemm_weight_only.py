@@ -1,8 +1,9 @@
-"""GEMMs with weights of four or eight bits and activations of 16 bits.
+"""GEMMs with weights of four, six or eight bits and activations of 16 bits.
 
-    words      [panels, K / per word, PANEL]   32 bits: neighbours of a row, the first one in the lowest bits of the
-                                               lower half, the second one in those of the upper half,
-                                               the third one in the next bits of the lower half
+    words      [panels, K * bits / 32, PANEL]  32 bits: neighbours of a row, the first one in the lowest bits of the
+                                               lower half, the second one in those of the upper half, the third one in
+                                               the next bits of the lower half. With six bits three words have 16
+                                               weights: the first two words their lower four bits, the third the others
     scales     [panels, K / group_len, PANEL]  a weight is value * scale + minimum; see `StoredScales`
     minima     [panels, K / group_len, PANEL]  empty if they follow from the scales
     outer      [panels, K / CHUNK, PANEL]      float16, empty unless scales and minima have eight bits
@@ -39,7 +40,7 @@ from headrace.kernels.cpu.launch import (
 )
 from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, copy_columns, tasks_of
 from headrace.kernels.cpu.vectors import LANES
-from headrace.kernels.cpu.weight_only_tiles import WORD_BITS, form_of, multiply_words, round_group
+from headrace.kernels.cpu.weight_only_tiles import UNIT_LENS, WORD_BITS, form_of, multiply_words, round_group
 from headrace.kernels.quantized import OUTER_LEN, GroupedWeight, with_group_len
 
 CHUNK = OUTER_LEN  # of K: few enough that a panel's chunk stays in the L1 cache
@@ -49,7 +50,7 @@ MAX_ROWS = 256  # of a task: its panels are read from memory once for all of the
 class Packed(NamedTuple):
     """A weight matrix as the kernel reads it."""
 
-    words: Tensor  # [panels, K / per word, PANEL] int32
+    words: Tensor  # [panels, K * bits / 32, PANEL] int32
     scales: Tensor  # [panels, groups, PANEL] float16, float32 or int8
     minima: Tensor  # likewise, or empty
     outer_scales: Tensor  # [panels, K / CHUNK, PANEL] float16, or empty
@@ -64,7 +65,7 @@ def group_len_of(weight: GroupedWeight) -> int:
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    return group_len_of(weight) % LANES == 0
+    return group_len_of(weight) % max(LANES, UNIT_LENS[weight.bits]) == 0
 
 
 def pack(weight: GroupedWeight) -> Packed:  # [N, K]
@@ -80,12 +81,19 @@ def pack(weight: GroupedWeight) -> Packed:  # [N, K]
     )
 
 
-def _words(weight: GroupedWeight) -> Tensor:  # [N, K / per word]
-    per_word = WORD_BITS // weight.bits
-    words = torch.zeros_like(weight.values[:, ::per_word], dtype=torch.int32)
+def _words(weight: GroupedWeight) -> Tensor:  # [N, K * bits / 32]
+    if weight.bits != 6:
+        return _joined(weight.values, weight.bits)
+    lower = _joined(weight.values & 15, 4).unflatten(1, (-1, 2))
+    return torch.cat((lower, _joined(weight.values >> 4, 2).unsqueeze(2)), 2).flatten(1)
+
+
+def _joined(values: Tensor, bits: int) -> Tensor:  # [N, K] -> [N, K * bits / 32] int32
+    per_word = WORD_BITS // bits
+    words = torch.zeros_like(values[:, ::per_word], dtype=torch.int32)
     for number in range(per_word):
-        shift = weight.bits * (number // 2) + 16 * (number % 2)
-        words |= weight.values[:, number::per_word].to(torch.int32) << shift
+        shift = bits * (number // 2) + 16 * (number % 2)
+        words |= values[:, number::per_word].to(torch.int32) << shift
     return words
 
 

@@ -37,8 +37,8 @@ from headrace.kernels.cpu.vectors import (
     emit_total,
 )
 
-_BITS = (4, 8)  # of a weight
 WORD_BITS = 32
+UNIT_LENS = {4: 8, 6: 16, 8: 4}  # weights of a unit, by their bits: one word, with six bits three
 WORDS_AHEAD = 32  # prefetched, for each output of a panel: 6 KiB, about what arrives while they are computed
 _LARGEST = 32767.0
 _TINY = 1e-12  # largest value of a group of zeros
@@ -134,10 +134,10 @@ def multiply_words(
 
 def _emit_for_bits(b: ir.IRBuilder, bits: ir.Value, emit: Callable[[int], None]) -> None:
     """Emits code for each width of a weight, and the choice between them."""
-    blocks = [b.append_basic_block(f"bits{width}") for width in _BITS]
+    blocks = [b.append_basic_block(f"bits{width}") for width in UNIT_LENS]
     end = b.append_basic_block("of_bits")
     choice = b.switch(bits, blocks[0])
-    for width, block in zip(_BITS, blocks, strict=True):
+    for width, block in zip(UNIT_LENS, blocks, strict=True):
         if block is not blocks[0]:
             choice.add_case(SIZE(width), block)
         b.position_at_end(block)
@@ -147,30 +147,44 @@ def _emit_for_bits(b: ir.IRBuilder, bits: ir.Value, emit: Callable[[int], None])
 
 
 class _Words(NamedTuple):
-    """Code that reads weights."""
+    """Code that reads weights, a unit of words at a time."""
 
     pointer: ir.Value
     bits: int
 
     @property
-    def num_pairs(self) -> int:
-        """Of a word."""
-        return WORD_BITS // 2 // self.bits
+    def unit_len(self) -> int:
+        return UNIT_LENS[self.bits]
 
-    def num_words(self, b: ir.IRBuilder, num_weights: ir.Value) -> ir.Value:
-        return b.udiv(num_weights, SIZE(WORD_BITS // self.bits))
+    def load(self, b: ir.IRBuilder, unit: ir.Value) -> list[list[ir.Value]]:  # by word and vector
+        num_words = self.unit_len * self.bits // WORD_BITS
+        return [self._load_word(b, b.add(b.mul(unit, SIZE(num_words)), SIZE(word))) for word in range(num_words)]
 
-    def load(self, b: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:
+    def _load_word(self, b: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:
         starts = [b.add(b.mul(word, SIZE(PANEL)), SIZE(v * LANES)) for v in range(NUM_VECTORS)]
         for at in starts:
             emit_prefetch(b, self.pointer, b.add(at, SIZE(WORDS_AHEAD * PANEL)))
         return [emit_load(b, self.pointer, at, INTS) for at in starts]
 
-    def pairs(self, b: ir.IRBuilder, words: ir.Value, place: int) -> ir.Value:
-        """The neighbours 2 * place and 2 * place + 1 of LANES words, as integers of 16 bits."""
-        shifted = words if place == 0 else b.lshr(words, ir.Constant(INTS, [self.bits * place] * LANES))
-        mask = (1 << self.bits) - 1
-        return b.bitcast(b.and_(shifted, ir.Constant(INTS, [mask << 16 | mask] * LANES)), SHORTS)
+    def pairs(self, b: ir.IRBuilder, unit: list[list[ir.Value]], place: int) -> list[ir.Value]:
+        """The neighbours 2 * place and 2 * place + 1 of each output, as integers of 16 bits, by vector."""
+        bits = 4 if self.bits == 6 else self.bits
+        word, place_in_word = divmod(place, WORD_BITS // 2 // bits)
+        found = [_emit_field(b, each, bits * place_in_word, bits) for each in unit[word]]
+        if self.bits == 6:
+            upper = [_emit_field(b, each, 2 * place - 4, 2, at=4) for each in unit[2]]
+            found = [b.or_(*each) for each in zip(found, upper, strict=True)]
+        return [b.bitcast(each, SHORTS) for each in found]
+
+
+def _emit_field(b: ir.IRBuilder, words: ir.Value, shift: int, bits: int, at: int = 0) -> ir.Value:
+    """Takes some bits from both halves of words, which are moved right by `shift` to begin at bit `at`."""
+    if shift > 0:
+        words = b.lshr(words, ir.Constant(INTS, [shift] * LANES))
+    elif shift < 0:
+        words = b.shl(words, ir.Constant(INTS, [-shift] * LANES))
+    mask = ((1 << bits) - 1) << at
+    return b.and_(words, ir.Constant(INTS, [mask << 16 | mask] * LANES))
 
 
 class _Scales(NamedTuple):
@@ -243,17 +257,17 @@ def _emit_tile(
     rows = [b.gep(inputs, [b.mul(b.udiv(depth, SIZE(2)), SIZE(row))]) for row in range(num_rows)]
     row_factors = [b.gep(factors, [b.mul(all_groups, SIZE(2 * row))]) for row in range(num_rows)]
     places = [(row, v) for row in range(num_rows) for v in range(NUM_VECTORS)]
-    num_words = weights.num_words(b, group_len)
+    num_units = b.udiv(group_len, SIZE(weights.unit_len))
 
     def of_group(group: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-        first_word = b.mul(group, num_words)
+        first_unit = b.mul(group, num_units)
 
-        def of_word(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            word = b.add(first_word, number)
-            words = weights.load(b, word)
-            for place in range(weights.num_pairs):
-                pair = b.add(b.mul(word, SIZE(weights.num_pairs)), SIZE(place))
-                columns = [weights.pairs(b, each, place) for each in words]
+        def of_unit(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            unit = b.add(first_unit, number)
+            words = weights.load(b, unit)
+            for place in range(weights.unit_len // 2):
+                pair = b.add(b.mul(unit, SIZE(weights.unit_len // 2)), SIZE(place))
+                columns = weights.pairs(b, words, place)
                 values = [_emit_pair(b, row, pair) for row in rows]
                 sums = [
                     emit_dot_shorts(b, values[row], columns[v], sum_)
@@ -261,7 +275,7 @@ def _emit_tile(
                 ]
             return sums
 
-        sums = emit_sums(b, num_words, [ir.Constant(INTS, [0] * LANES)] * len(places), of_word)
+        sums = emit_sums(b, num_units, [ir.Constant(INTS, [0] * LANES)] * len(places), of_unit)
         steps, minima = scales.load(b, group)
         of_rows = [emit_splat(b, b.load(b.gep(row, [group])), FLOATS) for row in row_factors]
         row_sums = [emit_splat(b, b.load(b.gep(row, [b.add(all_groups, group)])), FLOATS) for row in row_factors]

@@ -29,7 +29,7 @@ class Groups(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GroupedType:
     block_bytes: int
-    bits: int  # of a value in memory: 4 or 8
+    bits: int  # of a value in memory: 4, 6 or 8
     group_len: int
     num_numbers: int  # of a group in memory: a scale, or a scale and a minimum
     has_outer: bool
@@ -102,10 +102,10 @@ def _scaled_twice(values: Bytes, blocks: Bytes) -> Groups:
 TYPES = {
     "Q4_0": GroupedType(18, 4, 32, 1, False, _q4_0),
     "Q4_1": GroupedType(20, 4, 32, 2, False, _q4_1),
-    "Q5_0": GroupedType(22, 8, 32, 1, False, _q5_0),
-    "Q5_1": GroupedType(24, 8, 32, 2, False, _q5_1),
+    "Q5_0": GroupedType(22, 6, 32, 1, False, _q5_0),
+    "Q5_1": GroupedType(24, 6, 32, 2, False, _q5_1),
     "Q8_0": GroupedType(34, 8, 32, 1, False, _q8_0),
     "Q4_K": GroupedType(144, 4, 32, 2, True, _q4_k),
-    "Q5_K": GroupedType(176, 8, 32, 2, True, _q5_k),
-    "Q6_K": GroupedType(210, 8, 16, 1, True, _q6_k),
+    "Q5_K": GroupedType(176, 6, 32, 2, True, _q5_k),
+    "Q6_K": GroupedType(210, 6, 16, 1, True, _q6_k),
 }
