@@ -44,6 +44,7 @@ from headrace.kernels.cpu.weight_only_tiles import UNIT_LENS, WORD_BITS, form_of
 from headrace.kernels.quantized import OUTER_LEN, GroupedWeight, with_group_len
 
 CHUNK = OUTER_LEN  # of K: few enough that a panel's chunk stays in the L1 cache
+ROWS_PER_TASK = 16  # that are rounded
 MAX_ROWS = 256  # of a task: its panels are read from memory once for all of them
 
 
@@ -126,7 +127,7 @@ def rounded_rows(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:  # [T, K]
     integers = torch.empty(num_rows, depth, dtype=torch.int16)
     factors = torch.empty(num_rows, 2, num_groups)
     sizes = (x.stride(0), num_rows, depth, num_groups, depth // num_groups)
-    _round(x, integers, factors, *sizes, num_tasks=num_rows)
+    _round(x, integers, factors, *sizes, num_tasks=-(-num_rows // ROWS_PER_TASK))
     return integers, factors
 
 
@@ -142,10 +143,11 @@ def rounded_rows(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:  # [T, K]
 )
 def _round(pointer: Pointer) -> None:
     a = arguments_at(pointer)
-    row = claim(pointer)
-    while row < a.num_rows:
-        _round_row(a, row, a.integers, a.factors)
-        row = claim(pointer)
+    first_row = claim(pointer) * ROWS_PER_TASK
+    while first_row < a.num_rows:
+        for row in range(first_row, min(first_row + ROWS_PER_TASK, a.num_rows)):
+            _round_row(a, row, a.integers, a.factors)
+        first_row = claim(pointer) * ROWS_PER_TASK
 
 
 @kernel(

@@ -11,8 +11,9 @@ number of rows and threads, so a row's result does not depend on the batch.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from llvmlite import ir
@@ -25,6 +26,9 @@ from headrace.kernels.cpu.vectors import FEATURES, LANES
 IS_SUPPORTED = platform.machine() in ("x86_64", "AMD64") and bool(
     FEATURES.get("avx2") and FEATURES.get("fma") and FEATURES.get("f16c") and (LANES == 8 or FEATURES.get("avx512bw"))
 )
+
+T = TypeVar("T")
+Step: TypeAlias = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]  # of a loop: takes k and the sums so far
 
 NUM_VECTORS = 3
 PANEL = NUM_VECTORS * LANES
@@ -64,26 +68,35 @@ def copy_columns(source: Pointer, out: Pointer, num_rows: int, num_columns: int,
             out[row * out_stride + column] = source[row * PANEL + column]
 
 
-def emit_for_rows(builder: ir.IRBuilder, num_rows: ir.Value, emit: Callable[[int], None]) -> None:
-    """Emits code for each number of rows that a tile may have, and the choice between them."""
-    counts = range(1, TILE_ROWS + 1)
-    blocks = [builder.append_basic_block(f"rows{count}") for count in counts]
-    end = builder.append_basic_block("end")
-    choice = builder.switch(num_rows, blocks[-1])
-    for count, block in zip(counts, blocks, strict=True):
-        if block is not blocks[-1]:
-            choice.add_case(SIZE(count), block)
+def emit_choice(
+    builder: ir.IRBuilder, value: ir.Value, cases: Mapping[int, Callable[[], T]]
+) -> list[tuple[T, ir.Block]]:
+    """Emits the code of each case and the choice between them; the last case is also for all other values. Returns what
+    each function returned, and the block in which its code ends."""
+    blocks = [builder.append_basic_block(f"case{number}") for number in cases]
+    end = builder.append_basic_block("chosen")
+    choice = builder.switch(value, blocks[-1])
+    for number, block in zip(list(cases)[:-1], blocks, strict=False):
+        choice.add_case(SIZE(number), block)
+    results = []
+    for emit, block in zip(cases.values(), blocks, strict=True):
         builder.position_at_end(block)
-        emit(count)
+        results.append((emit(), builder.block))
         builder.branch(end)
     builder.position_at_end(end)
+    return results
+
+
+def emit_for_rows(builder: ir.IRBuilder, num_rows: ir.Value, emit: Callable[[int], None]) -> None:
+    """Emits code for each number of rows that a tile may have."""
+    emit_choice(builder, num_rows, {count: partial(emit, count) for count in range(1, TILE_ROWS + 1)})
 
 
 def emit_sums(
     builder: ir.IRBuilder,
     depth: ir.Value,
     zeros: list[ir.Value],
-    step: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+    step: Step,
 ) -> list[ir.Value]:
     """Emits a loop over k from 0 to `depth`, at least once, with all sums in registers. `step` emits the instructions
     of one k: it takes k and the sums so far, and returns the new ones."""

@@ -1,14 +1,16 @@
 """The code that the kernels of packed weights are made of: rounding activations, and a tile of the GEMM.
 
-integers   [rows, K] int16, pairs of neighbours at a time
-words      [groups, words of a group, PANEL] int32, see `gemm_weight_only`
-steps      [groups, PANEL] float32, the scales of the weights; offsets: their minima
-factors    [rows, 2, groups of the whole row] float32
+A tile has a chunk of some rows and of one panel:
+
+    integers   [rows, K] int16, of which pairs of neighbours are loaded
+    factors    [rows, 2, groups of the whole row] float32
+    words      [words of the chunk, PANEL] int32, see `gemm_weight_only`
+    scales     [groups of the chunk, PANEL]; minima likewise
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from headrace.kernels.cpu.panels import NUM_VECTORS, PANEL, SIZE, emit_for_rows, emit_sums
+from headrace.kernels.cpu.panels import NUM_VECTORS, PANEL, SIZE, Step, emit_choice, emit_for_rows, emit_sums
 from headrace.kernels.cpu.vectors import (
     FLOATS,
     INTS,
@@ -40,6 +42,7 @@ from headrace.kernels.cpu.vectors import (
 WORD_BITS = 32
 UNIT_LENS = {4: 8, 6: 16, 8: 4}  # weights of a unit, by their bits: one word, with six bits three
 WORDS_AHEAD = 32  # prefetched, for each output of a panel: 6 KiB, about what arrives while they are computed
+USUAL_GROUP_LEN = 32
 _LARGEST = 32767.0
 _TINY = 1e-12  # largest value of a group of zeros
 _BYTE, _SHORT, _INT = (ir.IntType(bits) for bits in (8, 16, 32))
@@ -60,35 +63,54 @@ def round_group(typing: Any, x: Any, num_vectors: Any, integers: Any, factors: A
     """Rounds a group of activations. Its factor is NaN if a value is not finite."""
 
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, num_vectors, integers, factors, num_groups = args
-        shorts = b.bitcast(integers, _SHORT.as_pointer())
-
-        def look(v: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
-            value = emit_load(b, x, b.mul(v, SIZE(LANES)))
-            size = emit_absolute(b, value)
-            top = b.select(b.fcmp_ordered(">", size, found[0]), size, found[0])
-            return [top, emit_fma(b, value, constants(0.0), found[1])]
-
-        tops, nothing = emit_sums(b, num_vectors, [constants(_TINY), constants(0.0)], look)
-        top = emit_largest(b, tops)
-        inverse = emit_splat(b, b.fdiv(_FLOAT(_LARGEST), top), FLOATS)
-
-        def store(v: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
-            first = b.mul(v, SIZE(LANES))
-            rounded = emit_rounded(b, b.fmul(emit_load(b, x, first), inverse))
-            narrow = b.trunc(rounded, ir.VectorType(_SHORT, LANES))
-            b.store(narrow, b.bitcast(b.gep(shorts, [first]), narrow.type.as_pointer()), align=2)
-            return [b.add(found[0], rounded)]
-
-        (totals,) = emit_sums(b, num_vectors, [ir.Constant(INTS, [0] * LANES)], store)
-        factor = b.fdiv(top, _FLOAT(_LARGEST))
-        total = b.sitofp(emit_integer_total(b, totals), _FLOAT)
-        b.store(b.fadd(factor, emit_total(b, nothing)), factors)
-        b.store(b.fmul(factor, total), b.gep(factors, [num_groups]))
+        num_vectors = args[1]
+        usual = partial(_emit_rounding, b, *args, unrolled=USUAL_GROUP_LEN // LANES)
+        emit_choice(b, num_vectors, {USUAL_GROUP_LEN // LANES: usual, 0: partial(_emit_rounding, b, *args)})
         return context.get_dummy_value()
 
     size = types.intp
     return types.void(_FLOAT_POINTER, size, _BYTE_POINTER, _FLOAT_POINTER, size), emit
+
+
+def _emit_rounding(
+    b: ir.IRBuilder,
+    x: ir.Value,
+    num_vectors: ir.Value,
+    integers: ir.Value,
+    factors: ir.Value,
+    num_groups: ir.Value,
+    *,
+    unrolled: int | None = None,  # the number of vectors, where it is known
+) -> None:
+    shorts = b.bitcast(integers, _SHORT.as_pointer())
+
+    def over_vectors(zeros: list[ir.Value], step: Step) -> list[ir.Value]:
+        if unrolled is None:
+            return emit_sums(b, num_vectors, zeros, step)
+        return reduce(lambda found, v: step(SIZE(v), found), range(unrolled), zeros)
+
+    def look(v: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
+        value = emit_load(b, x, b.mul(v, SIZE(LANES)))
+        size = emit_absolute(b, value)
+        top = b.select(b.fcmp_ordered(">", size, found[0]), size, found[0])
+        return [top, emit_fma(b, value, constants(0.0), found[1])]
+
+    tops, nothing = over_vectors([constants(_TINY), constants(0.0)], look)
+    top = emit_largest(b, tops, has_nan=False)
+    inverse = emit_splat(b, b.fdiv(_FLOAT(_LARGEST), top), FLOATS)
+
+    def store(v: ir.Value, found: list[ir.Value]) -> list[ir.Value]:
+        first = b.mul(v, SIZE(LANES))
+        rounded = emit_rounded(b, b.fmul(emit_load(b, x, first), inverse))
+        narrow = b.trunc(rounded, ir.VectorType(_SHORT, LANES))
+        b.store(narrow, b.bitcast(b.gep(shorts, [first]), narrow.type.as_pointer()), align=2)
+        return [b.add(found[0], rounded)]
+
+    (totals,) = over_vectors([ir.Constant(INTS, [0] * LANES)], store)
+    factor = b.fdiv(top, _FLOAT(_LARGEST))
+    total = b.sitofp(emit_integer_total(b, totals), _FLOAT)
+    b.store(b.fadd(factor, emit_total(b, nothing)), factors)
+    b.store(b.fmul(factor, total), b.gep(factors, [num_groups]))
 
 
 @intrinsic
@@ -123,27 +145,13 @@ def multiply_words(
         def of_width(width: int) -> None:
             emit_for_rows(b, num_rows, lambda count: _emit_tile(b, count, _Words(words, width), scales, *rest))
 
-        _emit_for_bits(b, bits, of_width)
+        emit_choice(b, bits, {width: partial(of_width, width) for width in UNIT_LENS})
         return context.get_dummy_value()
 
     size = types.intp
     weights = (_INT_POINTER, size, *[_BYTE_POINTER] * 4, types.float32, size, size)
     rows = (_BYTE_POINTER, size, _FLOAT_POINTER, size)
     return types.void(size, size, *weights, *rows, _FLOAT_POINTER, size, _FLOAT_POINTER, size), emit
-
-
-def _emit_for_bits(b: ir.IRBuilder, bits: ir.Value, emit: Callable[[int], None]) -> None:
-    """Emits code for each width of a weight, and the choice between them."""
-    blocks = [b.append_basic_block(f"bits{width}") for width in UNIT_LENS]
-    end = b.append_basic_block("of_bits")
-    choice = b.switch(bits, blocks[0])
-    for width, block in zip(UNIT_LENS, blocks, strict=True):
-        if block is not blocks[0]:
-            choice.add_case(SIZE(width), block)
-        b.position_at_end(block)
-        emit(width)
-        b.branch(end)
-    b.position_at_end(end)
 
 
 class _Words(NamedTuple):
@@ -199,17 +207,8 @@ class _Scales(NamedTuple):
 
     def load(self, b: ir.IRBuilder, group: ir.Value) -> tuple[list[ir.Value], list[ir.Value]]:
         """Returns them in float32. The form is the same each time, so the processor predicts the branch."""
-        blocks = [b.append_basic_block(f"form{number}") for number in range(len(_FORMS))]
-        end = b.append_basic_block("loaded")
-        choice = b.switch(self.form, blocks[0])
-        found = []
-        for number, block in enumerate(blocks):
-            if number:
-                choice.add_case(SIZE(number), block)
-            b.position_at_end(block)
-            found.append((self._load_form(b, group, *_FORMS[number]), b.block))
-            b.branch(end)
-        b.position_at_end(end)
+        forms = {number: partial(self._load_form, b, group, *form) for number, form in enumerate(_FORMS)}
+        found = emit_choice(b, self.form, forms)
         results = [b.phi(FLOATS) for _ in range(2 * NUM_VECTORS)]
         for values, block in found:
             for phi, value in zip(results, values, strict=True):
