@@ -22,7 +22,7 @@ from headrace.hardware.facts import (
     read_gpu,
     visible_gpus,
 )
-from headrace.hardware.memory import release_unused, resident_bytes, return_large_buffers
+from headrace.hardware.memory import keep_freed_buffers, release_unused, resident_bytes, return_large_buffers
 from headrace.hardware.topology import CpuTopology
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "GpuFacts",
     "MachineFacts",
     "has_gpu_driver",
+    "keep_freed_buffers",
     "num_gpus",
     "pinned_to",
     "read_facts",

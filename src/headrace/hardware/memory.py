@@ -8,14 +8,25 @@ import platform
 
 import psutil
 
-_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGE_BYTES = 4 << 20
+_LARGEST_KEPT_BYTES = (64 << 20, 32 << 20)  # some versions of glibc refuse the first one
+_NEVER_TRIMMED = 1 << 30
 
 
 def return_large_buffers() -> None:
-    """Make freed large buffers return to the system, instead of leaving holes in the heap."""
+    """Make freed large buffers return to the system, instead of leaving holes in the heap: while a model is loaded."""
     if _has_glibc():
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def keep_freed_buffers() -> None:
+    """Keep freed buffers for the next ones of their size: the steps of a CPU allocate the same ones again, and the
+    first write to a new page takes longer than computing what is written."""
+    if _has_glibc():
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIMMED)
+        any(libc.mallopt(_M_MMAP_THRESHOLD, num_bytes) for num_bytes in _LARGEST_KEPT_BYTES)
 
 
 def resident_bytes() -> int:
