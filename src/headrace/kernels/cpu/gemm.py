@@ -1,4 +1,4 @@
-"""float32 GEMMs with weights packed as panels: [panels, K, PANEL]."""
+"""float32 GEMMs with weights packed as panels: [panels, K, PANEL], see `as_panels`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,6 @@ from headrace.kernels.cpu.panels import (
 from headrace.kernels.cpu.vectors import FLOATS, LANES, constants, emit_fma, emit_load, emit_splat, emit_store
 
 CHUNK = 256  # of K: few enough that a panel's chunk stays in the L2 cache, and that sums of float32 stay exact
-
-
-def pack(weight: Tensor) -> Tensor:  # [N, K] -> [panels, K, PANEL]
-    num_out, depth = weight.shape
-    num_whole = num_out // PANEL
-    packed = torch.empty(-(-num_out // PANEL), depth, PANEL)
-    packed[:num_whole].copy_(weight[: num_whole * PANEL].unflatten(0, (num_whole, PANEL)).transpose(1, 2))
-    if num_whole < len(packed):
-        packed[-1].zero_()[:, : num_out % PANEL].copy_(weight[num_whole * PANEL :].t())
-    return packed
 
 
 def multiply(x: Tensor, packed: Tensor, bias: Tensor, num_out: int) -> Tensor:  # [T, K] -> [T, N]

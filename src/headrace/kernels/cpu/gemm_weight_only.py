@@ -38,7 +38,7 @@ from headrace.kernels.cpu.launch import (
     kernel,
     uint8s,
 )
-from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, copy_columns, tasks_of
+from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, as_panels, copy_columns, tasks_of
 from headrace.kernels.cpu.vectors import LANES
 from headrace.kernels.cpu.weight_only_tiles import UNIT_LENS, WORD_BITS, form_of, multiply_words, round_group
 from headrace.kernels.quantized import OUTER_LEN, GroupedWeight, with_group_len
@@ -92,18 +92,15 @@ def _words(weight: GroupedWeight) -> Tensor:  # [N, K * bits / 32]
 def _joined(values: Tensor, bits: int) -> Tensor:  # [N, K] -> [N, K * bits / 32] int32
     per_word = WORD_BITS // bits
     words = torch.zeros_like(values[:, ::per_word], dtype=torch.int32)
+    shifted = torch.empty_like(words)  # once: new pages take longer than what is computed in them
     for number in range(per_word):
-        shift = bits * (number // 2) + 16 * (number % 2)
-        words |= values[:, number::per_word].to(torch.int32) << shift
+        shifted.copy_(values[:, number::per_word])
+        words |= shifted.bitwise_left_shift_(bits * (number // 2) + 16 * (number % 2))
     return words
 
 
-def _panels(matrix: Tensor | None) -> Tensor:  # [N, M] -> [panels, M, PANEL]
-    if matrix is None:
-        return torch.empty(0)
-    whole = torch.nn.functional.pad(matrix, (0, 0, 0, -len(matrix) % PANEL))
-    panels: Tensor = whole.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-    return panels
+def _panels(matrix: Tensor | None) -> Tensor:
+    return torch.empty(0) if matrix is None else as_panels(matrix)
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor, num_out: int) -> Tensor:  # [T, K] -> [T, N]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.kernels import reference
 from headrace.kernels.cpu import gemm, gemm_int8, gemm_weight_only
-from headrace.kernels.cpu.panels import IS_SUPPORTED, padded
+from headrace.kernels.cpu.panels import IS_SUPPORTED, as_panels, padded
 from headrace.kernels.quantized import GroupedWeight, Int4Weight, Int8Weight, QuantizedWeight, dequantize, grouped
 from headrace.kernels.ranges import OPERATION, Ranges
 
@@ -43,7 +43,7 @@ class PackedLinear(_Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._num_out = len(weight)
-        self._packed = gemm.pack(weight.detach())
+        self._packed = as_panels(weight.detach(), torch.float32)
         self._bias = padded(_bias_of(bias, self._num_out))
 
     def _multiply(self, x: Tensor) -> Tensor:

@@ -55,6 +55,17 @@ def tasks_of(num_rows: int, num_panels: int, max_rows: int = ROW_BLOCK) -> Tasks
     return Tasks(row_block, panels_per_task, tasks_per_block, -(-num_rows // row_block) * tasks_per_block)
 
 
+def as_panels(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # [N, K] -> [panels, K, PANEL]
+    """`dtype`: None: that of the matrix. The outputs past the last one are zeros."""
+    num_out, depth = matrix.shape
+    num_whole = num_out // PANEL
+    panels = torch.empty(-(-num_out // PANEL), depth, PANEL, dtype=dtype or matrix.dtype)
+    panels[:num_whole].copy_(matrix[: num_whole * PANEL].unflatten(0, (num_whole, PANEL)).transpose(1, 2))
+    if num_whole < len(panels):
+        panels[-1].zero_()[:, : num_out % PANEL].copy_(matrix[num_whole * PANEL :].t())
+    return panels
+
+
 def padded(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:  # [N] -> [panels * PANEL]
     """Appends zeros, so that the last panel has a value for each of its outputs."""
     return torch.nn.functional.pad(values.detach().to(dtype), (0, -len(values) % PANEL)).contiguous()
