@@ -4,8 +4,8 @@
     python benchmarks/layer_time.py --model llama-3.1-8b --quantization fp8 --rows 16 --sweep --budget 90
 
 What is best for a GEMM alone is not best between other kernels, so tiles are chosen here: `--sweep` replaces the tile
-of one matrix after the other (`one_row.py`, `few_rows.py`, `few_rows_int4.py`), keeps the best, and prints the fastest
-few of each.
+of one matrix after the other (`one_row.py`, `few_rows.py`, `few_rows_int4.py`; routers and experts: `few_routes.py`,
+`sorted_experts.py`), keeps the best, and prints the fastest few of each.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from about import commit
 from triton.runtime.errors import OutOfResources
 
 from headrace.bench.engines.shapes import SHAPES, shape_directory
-from headrace.kernels.gpu import few_rows, few_rows_int4, one_row
+from headrace.kernels.gpu import few_routes, few_rows, few_rows_int4, one_row, sorted_experts
+from headrace.kernels.gpu.few_routes import RouterTile
 from headrace.kernels.gpu.few_rows import FewRowsTile
 from headrace.kernels.gpu.few_rows_int4 import FewRowsTile as Int4Tile
 from headrace.kernels.gpu.one_row import RowTile
+from headrace.kernels.gpu.sorted_experts import ExpertTile
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
@@ -37,11 +39,12 @@ BLOCK_SIZE = 16
 VOCABULARY = 4096  # the head is not part of a layer
 NUM_PROCESSES = 14  # that compile
 Matrix = tuple[int, int, bool]  # columns of the output, width, whether it is gate and up
-Tile = RowTile | FewRowsTile | Int4Tile
-T = TypeVar("T", RowTile, FewRowsTile, Int4Tile)
+Tile = RowTile | FewRowsTile | Int4Tile | RouterTile | ExpertTile
+T = TypeVar("T", RowTile, FewRowsTile, Int4Tile, RouterTile, ExpertTile)
 _tiles: dict[Matrix, Tile] = {}  # what the sweep uses instead of the tiles of the engine
 _seen: dict[Matrix, Tile] = {}
 _row_tile, _few_rows_tile, _int4_tile = one_row.row_tile, few_rows.few_rows_tile, few_rows_int4.few_rows_tile
+_router_tile, _expert_tile = few_routes.router_tile, sorted_experts.expert_tile
 
 
 def chosen_row_tile(num_columns: int, width: int, *, has_norm: bool, is_gated: bool) -> RowTile:
@@ -55,6 +58,14 @@ def chosen_few_rows_tile(num_columns: int, width: int, scaling: int, *, is_gated
 
 def chosen_int4_tile(num_columns: int, width: int, *, is_gated: bool) -> Int4Tile:
     return chosen((num_columns, width, is_gated), _int4_tile(num_columns, width, is_gated=is_gated))
+
+
+def chosen_router_tile(num_experts: int, width: int, element_size: int) -> RouterTile:
+    return chosen((num_experts, width, False), _router_tile(num_experts, width, element_size))
+
+
+def chosen_expert_tile(num_columns: int, width: int, *, is_gated: bool) -> ExpertTile:
+    return chosen((num_columns, width, is_gated), _expert_tile(num_columns, width, is_gated=is_gated))
 
 
 def chosen(matrix: Matrix, tile: T) -> T:
@@ -124,6 +135,7 @@ class Step:
 def load(given: argparse.Namespace, num_layers: int) -> Decoder:
     one_row.row_tile, few_rows.few_rows_tile = chosen_row_tile, chosen_few_rows_tile
     few_rows_int4.few_rows_tile = chosen_int4_tile
+    few_routes.router_tile, sorted_experts.expert_tile = chosen_router_tile, chosen_expert_tile
     overrides = {"num_hidden_layers": num_layers, "vocab_size": VOCABULARY}
     with shape_directory(given.model) as directory:
         checkpoint = open_checkpoint(str(directory), load_format="random", hf_overrides=overrides)
@@ -135,6 +147,24 @@ def load(given: argparse.Namespace, num_layers: int) -> Decoder:
             load_format="random",
             max_len=4096,
         )
+
+
+def router_tiles(num_experts: int, width: int) -> list[Tile]:
+    found: list[Tile] = []
+    for columns, depth, warps in itertools.product((16, 32, 64, 128), (64, 128, 256, 512), (2, 4, 8)):
+        if width % depth == 0 and columns <= num_experts and columns * depth // (32 * warps) <= 256:
+            found.append(RouterTile(columns, depth, warps))
+    return found
+
+
+def expert_tiles(matrix: Matrix) -> list[Tile]:
+    num_columns, width, _ = matrix
+    shapes = itertools.product((64, 128), (64, 128, 256), (2, 3, 4, 5, 6), (4, 8))
+    return [
+        ExpertTile(columns, depth, stages, warps)
+        for columns, depth, stages, warps in shapes
+        if num_columns % columns == 0 and width % depth == 0
+    ]
 
 
 def int4_tiles(matrix: Matrix) -> list[Tile]:
@@ -150,8 +180,12 @@ def int4_tiles(matrix: Matrix) -> list[Tile]:
 
 
 def tiles_to_try(matrix: Matrix, num_rows: int, quantization: str | None) -> list[Tile]:
-    _, width, is_gated = matrix
+    num_columns, width, is_gated = matrix
     found: list[Tile] = []
+    if isinstance(_seen.get(matrix), RouterTile):
+        return router_tiles(num_columns, width)
+    if isinstance(_seen.get(matrix), ExpertTile):
+        return expert_tiles(matrix)
     if quantization == "int4":
         return int4_tiles(matrix)
     if num_rows == 1 and quantization is None:

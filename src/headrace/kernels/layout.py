@@ -45,6 +45,7 @@ class Routes:
     order: Tensor  # [R] int32, the routes, sorted by expert
     ends: Tensor  # [E] int32, where each expert's routes end in `order`
     chosen: Tensor | None = None  # [R] int32, the expert of each route, where a kernel reads it
+    experts: Tensor | None = None  # [R] int32, the same in `order`; of few tokens with several experts each
 
 
 @dataclass(frozen=True, slots=True)

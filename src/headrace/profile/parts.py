@@ -49,6 +49,7 @@ EXECUTE = RANGE + "execute"  # one step on the CPU's device thread
 # The Triton kernels of `kernels/gpu`, by the name of their function. tests/profile checks that none is missing.
 OWN_KERNELS: dict[str, Part] = {
     "_multiply": "gemm",  # experts
+    "_multiply_routes": "gemm",  # experts of few tokens
     "_multiply_row": "gemm",  # with the norm before it and the activation after it
     "_multiply_rows": "gemm",
     "_shrink": "gemm",  # of adapters
@@ -107,6 +108,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_read": "sampling",  # log-probabilities
     "_merge": "sampling",
     "_prepare": "inputs",
+    "_embed": "inputs",
     "_write_tables": "inputs",
     "_enter_slot": "inputs",
     "_append": "inputs",

@@ -3,7 +3,8 @@ launch.
 
 One program computes a tile of rows of one expert times a tile of its columns. The grid is as large as the routes could
 ever need; programs find their expert from the counts on the device. So the host waits for nothing, and a CUDA graph can
-hold the launch. Steps of few tokens have kernels of their own (`few_experts.py`).
+hold the launch. Steps of few tokens have kernels of their own: up to 4 tokens `few_experts.py`, up to 16
+`sorted_experts.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu import few_experts
+from headrace.kernels.gpu import few_experts, sorted_experts
 from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.fp8 import quantize_rows
@@ -46,6 +47,9 @@ class PackedExperts:
 
     def _multiply(self, x: Rows, routes: Routes, *, weighs: bool, activation: str | None) -> Tensor:
         assert not isinstance(x, UnnormedRows)
+        plain = self.plain
+        if plain is not None and isinstance(x, Tensor) and sorted_experts.takes(plain, x, routes, activation):
+            return sorted_experts.multiply(x, plain, routes, weighs=weighs, activation=activation)
         if self.takes_fp8 and isinstance(x, Tensor):
             x = quantize_rows(x)
         values, scales = (x.values, x.scales) if isinstance(x, Fp8Rows) else (x, x)

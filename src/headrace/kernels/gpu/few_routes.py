@@ -58,7 +58,8 @@ def multiply_and_route(
     chosen = torch.empty(num_routes, dtype=torch.int32, device=device)
     order = torch.empty(num_routes if sorts else 0, dtype=torch.int32, device=device)
     ends = torch.empty(num_experts if sorts else 0, dtype=torch.int32, device=device)
-    tile = _router_tile(num_experts, width, x.element_size())
+    experts = torch.empty_like(order)
+    tile = router_tile(num_experts, width, x.element_size())
     experts_block = max(_MIN_COLUMNS, triton.next_power_of_2(num_experts))
     num_splits = width // tile.depth
     partial = torch.empty((num_splits, _ROWS_BLOCK, experts_block), dtype=torch.float32, device=device)
@@ -73,6 +74,7 @@ def multiply_and_route(
         chosen,
         weights,
         order,
+        experts,
         ends,
         x.shape[0],
         scale,
@@ -94,7 +96,7 @@ def multiply_and_route(
         num_warps=tile.num_warps,
         **dependent_launch(device),
     )
-    return Routes(weights, order, ends, chosen)
+    return Routes(weights, order, ends, chosen, experts if sorts and num_chosen > 1 else None)
 
 
 class RouterTile(NamedTuple):
@@ -103,9 +105,9 @@ class RouterTile(NamedTuple):
     num_warps: int
 
 
-def _router_tile(num_experts: int, width: int, element_size: int) -> RouterTile:
+def router_tile(num_experts: int, width: int, element_size: int) -> RouterTile:
     """Small tiles, so that programs are short; but the last program reads the sums of all, so the depth is not split
-    much. Not swept yet."""
+    much. The best of a sweep on an H200 (`benchmarks/layer_time.py`) for 128 experts of width 2,048."""
     depth = tile_depth(width, (1024 if width > _WIDE else 512) // element_size)
     columns = min(_MAX_COLUMNS, max(_MIN_COLUMNS, triton.next_power_of_2(num_experts)))
     return RouterTile(columns, depth, num_warps=8)
@@ -122,6 +124,7 @@ def _multiply_and_route(
     chosen,
     weights,
     order,
+    sorted_experts,
     ends,
     num_rows,
     scale,
@@ -191,6 +194,7 @@ def _multiply_and_route(
         routes = places // CHOSEN_BLOCK * NUM_CHOSEN + places % CHOSEN_BLOCK
         ranks = tl.sum((keys[:, None] < keys[None, :]).to(tl.int32), axis=0)
         tl.store(order + ranks, routes, mask=keys < 1 << 30)
+        tl.store(sorted_experts + ranks, keys // NUM_PLACES, mask=keys < 1 << 30)
         numbers = tl.arange(0, EXPERTS_BLOCK)
         stops = tl.sum((keys[:, None] < (numbers[None, :] + 1) * NUM_PLACES).to(tl.int32), axis=0)
         tl.store(ends + numbers, stops, mask=numbers < NUM_EXPERTS)
