@@ -122,8 +122,19 @@ class Decoder:
         self, residual: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
     ) -> Tensor:
         """Runs the layers on what `embedded` returned, which is changed. As `hidden` otherwise."""
+        x, residual = self._run_layers(residual, layout, caches, kept)
+        residual = residual if x is None else ops.add_to(residual, x)
+        if not self.is_last_stage:
+            assert self.stages is not None
+            self.stages.send(residual)
+        return residual
+
+    def _run_layers(
+        self, residual: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None
+    ) -> tuple[ops.Addend | None, Tensor]:
+        """Returns what the last half layer adds to the residual stream, and that stream."""
         assert kept is None or self.is_last_stage
-        x: ops.Addend | None = None  # what the last half layer adds to the residual stream
+        x: ops.Addend | None = None
         for layer, cache in zip(self.layers_in_order(), caches, strict=True):
             last = kept if layer is self.layers[-1] else None
             if layer.mixer is not None:
@@ -135,11 +146,7 @@ class Decoder:
             residual = residual if last is None else residual[last]
             if layer.mlp is not None:
                 x, residual = _feed_after(layer, layer.mlp, x, residual, layout.adapters_of(last))
-        residual = residual if x is None else ops.add_to(residual, x)
-        if not self.is_last_stage:
-            assert self.stages is not None
-            self.stages.send(residual)
-        return residual
+        return x, residual
 
     def normed(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, H]: applies the final norm, for embedding requests."""
@@ -148,8 +155,21 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]: computes logits. Pass only the tokens that will be sampled from."""
-        assert self.head is not None and self.head_norm is not None
-        logits = self.head(self.head_norm.plain(hidden))
+        assert self.head_norm is not None
+        return self._logits_of_normed(self.head_norm.plain(hidden))
+
+    def step_logits(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
+        """[T] -> [T, V]: computes `logits` of `hidden` with a kernel less: the final norm adds the output of the last
+        layer to the residual stream."""
+        assert self.head_norm is not None
+        x, residual = self._run_layers(self.embedded(token_ids, layout), layout, caches, None)
+        normed = self.head_norm(residual) if x is None else self.head_norm.of_sum(x, residual)
+        assert isinstance(normed, Tensor)
+        return self._logits_of_normed(normed)
+
+    def _logits_of_normed(self, normed: Tensor) -> Tensor:
+        assert self.head is not None
+        logits = self.head(normed)
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 

@@ -11,7 +11,8 @@
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py, route_rows.py   mixture of experts: routing, one grouped GEMM for all experts, sums;
-    few_routes.py, few_experts.py   the same for a few tokens: the router with the routing; experts
+    few_routes.py, few_experts.py, sorted_experts.py   the same for a few tokens: the router with the routing; experts
+    embeddings.py           the lookup of embeddings
     linear.py, one_row.py, few_rows.py   linear layers, with kernels of their own for steps of few tokens
     row_parts.py            few rows as integers or FP8, for weights of four and eight bits
     adapters.py             low-rank products of adapters (LoRA), of several adapters at once
@@ -52,6 +53,7 @@ from headrace.kernels.gpu.bidirectional_attention import bidirectional_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
 from headrace.kernels.gpu.causal_conv import causal_conv
 from headrace.kernels.gpu.delta_rule import gated_delta_rule
+from headrace.kernels.gpu.embeddings import embed
 from headrace.kernels.gpu.experts import (
     experts_of_few_tokens,
     gated_experts,
@@ -95,6 +97,7 @@ __all__ = [
     "causal_conv",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
+    "embed",
     "experts_of_few_tokens",
     "fuses_gate",
     "gated_delta_rule",

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.threshold_types import Filters, Thresholds
 from headrace.kernels.gpu.thresholds import CHUNK, find_thresholds
 
@@ -65,6 +66,7 @@ def sample(
         LENS_OF_BATCH=lens_of_batch,
         CHUNKS_BLOCK=triton.next_power_of_2(num_chunks),
         num_warps=8,
+        **dependent_launch(device),
     )
 
 
@@ -89,6 +91,7 @@ def weigh(logits: Tensor, slots: Tensor, temperature: Tensor) -> Tensor:
         CHUNK=CHUNK,
         HAS_THRESHOLDS=False,
         num_warps=WEIGH_WARPS,
+        **dependent_launch(logits.device),
     )
     return weights
 
@@ -109,6 +112,7 @@ def _weigh_again(logits: Tensor, slots: Tensor, temperature: Tensor, weights: Te
         CHUNK=CHUNK,
         HAS_THRESHOLDS=True,
         num_warps=WEIGH_WARPS,
+        **dependent_launch(logits.device),
     )
 
 
@@ -137,7 +141,9 @@ def _weigh(
     num_chunks,
     CHUNK: tl.constexpr,
     HAS_THRESHOLDS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if HAS_THRESHOLDS:
         threshold = tl.load(thresholds + row)
@@ -194,7 +200,9 @@ def _choose(
     HAS_THRESHOLDS: tl.constexpr,
     LENS_OF_BATCH: tl.constexpr,
     CHUNKS_BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     temp = tl.load(temperature + slot).to(tl.float32)

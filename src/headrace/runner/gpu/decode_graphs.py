@@ -3,6 +3,8 @@
     prepare ─▶ model ─▶ logits      ▏ sample ─▶ append              both read and write the slots on the GPU
     └──────── model graph ────────┘ ▏ └──── sampling graph ────┘
                                     ▏ sample ─▶ accept              in its place, in a step that verifies drafts
+    prepare ─▶ model ─▶ logits  ─▶  sample ─▶ append ─▶ pinned memory
+    └─────────────── whole graph, of few sequences ───────────────┘
 
 With adapters there are graphs for steps in which a sequence has one, and others without the kernels of adapters.
 Sampling is a graph of its own, since sequences that use more than temperature, min_p, top_k, top_p and a seed are
@@ -19,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.kernels.gpu.few_decodes import MAX_FEW_DECODES
 from headrace.runner.gpu.capture import Capture, Replay, stream_after_current
 from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sharing_graph_size
 from headrace.startup import mark
@@ -54,6 +57,7 @@ class DecodeGraph:
     sampling_filtered: SamplingGraph | None  # with min_p, top_k and top_p
     verifying: SamplingGraph | None = None  # of drafts
     verifying_filtered: SamplingGraph | None = None
+    whole: Replay | None = None  # of few sequences: the model, sampling without filters, results to pinned memory
 
 
 class DecodeGraphs:
@@ -132,12 +136,16 @@ class DecodeGraphs:
         captured: Callable[[], None],
         adapted: Forward | None = None,
         verify: SampleStep | None = None,
+        whole: Callable[[int], Tensor] | None = None,
     ) -> None:
         """Capture every size. `captured` is called after each. `adapted`: a step with adapters, if they are enabled;
-        `verify`: samples and accepts drafts, if there are any."""
+        `verify`: samples and accepts drafts, if there are any; `whole`: a step of few sequences with all that follows,
+        if one graph can hold that."""
         assert (adapted is not None) == self._enable_adapters
         for size in self._sizes:
             graph = _captured(size, forward, sample, capture, is_sharing=False)
+            if whole is not None and size <= MAX_FEW_DECODES:
+                graph = replace(graph, whole=capture.local(partial(whole, size)).graph)
             self._graphs[size, False] = self._with_verifying(graph, verify, capture)
             captured()
         mark("decode graphs captured")

@@ -1,7 +1,7 @@
 """Runs plans on a GPU. Only `collect` waits for the device, and `submit` if it is given masks.
 
 - A decode step is two CUDA graph replays: the model, then sampling and appending, which leave in the slots all that the
-  next step needs. The host sends only what changed.
+  next step needs. The host sends only what changed. A step of few sequences is one graph, if sampling is plain.
 - A small step with prompts runs the model as a graph (`prefill_graphs`), then the head and sampling eagerly.
 - Any other step runs eagerly, as do steps with prompts and adapters, and all steps of weights from a disk.
 - A stage of a pipeline gets and sends the hidden states of a step around it; the last one samples.
@@ -46,7 +46,7 @@ from headrace.runner.gpu.prefix_groups import MIN_SEQS, BlockTableMirror, Prefix
 from headrace.runner.gpu.prefix_sharing import can_share_prefixes, seqs_per_tile
 from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder, ordered
 from headrace.runner.gpu.step_sampling import StepSampling
-from headrace.runner.gpu.ticket import Ticket, TicketRing
+from headrace.runner.gpu.ticket import ResultRing, Ticket, TicketRing
 from headrace.runner.gpu.upload import Upload, UploadRing
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots, PromptSpan
 from headrace.runner.readouts import lay_out_readouts
@@ -119,6 +119,7 @@ class GpuRunner:
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
         self._tickets = TicketRing(3 * max_size, device)
+        self._ring = ResultRing(MAX_FEW_DECODES, device)
         self._sampling = StepSampling(self._slots, self._sampler, self._next_positions, device)
         self._layouts = StepLayouts(
             decoder,
@@ -297,6 +298,9 @@ class GpuRunner:
         graph = self._decode_graphs.fitting(num_seqs, is_sharing=self._is_sharing, has_adapters=self._has_adapters)
         if not plan.is_steady:
             self._rows.put(plan.slots, graph.size)
+        if graph.whole is not None and self._is_plain(plan.slots):
+            graph.whole.replay()
+            return self._tickets.in_place(plan, self._ring.next())
         graph.model.replay()
         if graph.sampling is None or graph.sampling_filtered is None:
             self._slots.advance(self._rows.slots(num_seqs), 1)
@@ -308,6 +312,10 @@ class GpuRunner:
         logits = graph.logits[:num_seqs]
         results, logprobs = self._sampling.with_all_features(plan, logits, slots, masks, advances=True)
         return self._tickets.of(plan, results, logprobs)
+
+    def _is_plain(self, slots: IntArray) -> bool:
+        """Whether sampling needs no more than temperature and seed."""
+        return self._sampler.is_plain(slots) and not self._sampler.has_filters(slots)
 
     def _verify(self, plan: StepPlan, drafts: Drafts, upload: Upload, masks: Masks | None) -> Ticket:
         """Run a step that verifies drafts."""
@@ -375,8 +383,8 @@ class GpuRunner:
             shared=self._shared.first(size) if is_sharing else None,
             adapters=self._slots.adapter_rows(slots) if has_adapters else None,
         )
-        hidden = self._decoder.hidden(inputs.token_ids, layout, self._caches)
-        return self._decoder.logits(hidden) if self._decoder.is_last_stage else hidden
+        compute = self._decoder.step_logits if self._decoder.is_last_stage else self._decoder.hidden
+        return compute(inputs.token_ids, layout, self._caches)
 
     @torch.inference_mode()
     def _capture_graphs(self, on_stage: OnStage) -> None:
@@ -405,13 +413,21 @@ class GpuRunner:
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
         mark("prefill graphs captured")
-        self._decode_graphs.capture(self._forward_decode, sample, capture, captured, adapted, verify)
+        whole = self._whole_step if sample is not None and self._decoder.group is None and not is_stage else None
+        if whole is not None:
+            whole(1)  # compiles kernels
+        self._decode_graphs.capture(self._forward_decode, sample, capture, captured, adapted, verify, whole)
+        self._ring.begin()
         if self._draft is not None:
             self._draft.capture(capture)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._rows.slots(logits.shape[0])
         return self._sampling.plain(logits, slots, has_filters=has_filters, advances=True)
+
+    def _whole_step(self, size: int) -> Tensor:
+        logits, slots = self._forward_decode(size, is_sharing=False), self._rows.slots(size)
+        return self._sampling.plain(logits, slots, has_filters=False, advances=True, ring=self._ring)
 
     def _mixed(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:
         """Run any step, in this order: decode, prefill continuations, fresh prefills."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.layout import AdapterRows
+from headrace.runner.gpu.ticket import ResultRing
 from headrace.runner.gpu.upload import Upload
 from headrace.runner.shape import RunnerShape
 from headrace.steps import SlotEntry
@@ -121,10 +122,12 @@ class GpuSlots:
         end_len: Tensor,
         stop_token_ids: Tensor,
         advances: bool,
+        ring: ResultRing | None = None,
     ) -> Tensor:
         """Append the sampled tokens [B]; returns [2, B] int32: tokens, and the state of each slot
-        (`StepResult.finished`). `advances`: also count one token of each slot as computed."""
-        out = torch.empty(2, slots.shape[0], dtype=torch.int32, device=slots.device)
+        (`StepResult.finished`). `advances`: also count one token of each slot as computed. `ring`: also where results
+        go, in pinned memory; it is returned."""
+        out = torch.empty(2, slots.shape[0], dtype=torch.int32, device=slots.device) if ring is None else ring.places
         slot_kernels.append_tokens(
             slots,
             sampled,
@@ -136,5 +139,6 @@ class GpuSlots:
             stop_token_ids,
             out,
             advances=self.computed if advances else None,
+            turn=None if ring is None else ring.turn,
         )
         return out

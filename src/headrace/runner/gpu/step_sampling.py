@@ -10,6 +10,7 @@ from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.runner.gpu.gpu_slots import GpuSlots
+from headrace.runner.gpu.ticket import ResultRing
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.steps import BROKEN, IntArray, Masks, StepPlan
 
@@ -25,14 +26,23 @@ class StepSampling:
         self._next_positions = next_positions
         self._device = device
 
-    def plain(self, logits: Tensor, slots: Tensor, *, has_filters: bool, advances: bool) -> Tensor:
-        """Sample with temperature, filters and seed. Needs no host, so that a graph can hold it. [2, B] int32."""
+    def plain(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        *,
+        has_filters: bool,
+        advances: bool,
+        ring: ResultRing | None = None,
+    ) -> Tensor:
+        """Sample with temperature, filters and seed. Needs no host, so that a graph can hold it. [2, B] int32, or with
+        a ring its places."""
         columns = self._sampler.columns
         sampled = torch.empty(slots.shape[0], dtype=torch.int64, device=self._device)
         flags = torch.empty(slots.shape[0], dtype=torch.uint8, device=self._device)
         filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
         sample(logits, slots, self._slots.lens, columns["temperature"], columns["seed"], sampled, flags, filters)
-        return self._append(slots, sampled, flags, advances=advances)
+        return self._append(slots, sampled, flags, advances=advances, ring=ring)
 
     def with_all_features(
         self, plan: StepPlan, logits: Tensor, slots: Tensor, masks: Masks | None, *, advances: bool
@@ -54,7 +64,9 @@ class StepSampling:
     def use_ranges(self, ranges: Ranges | None) -> None:
         wrap_methods(self, _RANGES, ranges)
 
-    def _append(self, slots: Tensor, sampled: Tensor, flags: Tensor, *, advances: bool) -> Tensor:
+    def _append(
+        self, slots: Tensor, sampled: Tensor, flags: Tensor, *, advances: bool, ring: ResultRing | None = None
+    ) -> Tensor:
         columns = self._sampler.columns
         return self._slots.append(
             slots,
@@ -63,4 +75,5 @@ class StepSampling:
             end_len=columns["end_len"],
             stop_token_ids=columns["stop_token_ids"],
             advances=advances,
+            ring=ring,
         )

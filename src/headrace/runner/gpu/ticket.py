@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.kernels.gpu.slots import RING_PLACES
 from headrace.runner.results import step_logprobs, to_pinned
 from headrace.runner.step_outputs import StepOutputs
 from headrace.runner.verification import kept_logprobs
 from headrace.sampling import SampledLogprobs
 from headrace.steps import IntArray, StepPlan, StepResult
 
-RESULTS_IN_FLIGHT = 16  # as many as a pipeline may have stages, and more
+RESULTS_IN_FLIGHT = RING_PLACES  # as many as a pipeline may have stages, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,12 @@ class Ticket:
     outputs: StepOutputs | None  # prompt log-probabilities and readouts, pinned too
     done: torch.cuda.Event
     num_rows: IntArray | None = None  # of each slot, if drafts were verified: `results` is that of `accept_drafts`
+    place: RingPlace | None = None  # that `results` are in, if a graph wrote them there
 
     def result(self) -> StepResult:
         """Wait for the step."""
         self.done.synchronize()
+        assert self.place is None or self.place.is_filled, "a graph wrote its results to another place"
         if self.num_rows is not None:
             return self._verified(self.num_rows)
         tokens, finished = self.results.numpy()[:, : len(self.slots)].copy()
@@ -61,6 +64,40 @@ class Ticket:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RingPlace:
+    values: Tensor  # [2 * W + 1] int32, pinned: see `append_tokens`
+    turn: int  # in which a graph fills it
+
+    @property
+    def results(self) -> Tensor:  # [2, W]
+        return self.values[:-1].view(2, -1)
+
+    @property
+    def is_filled(self) -> bool:
+        return (int(self.values[-1]) - self.turn) % (1 << 32) == 0
+
+
+class ResultRing:
+    """Owns the pinned memory to which graphs write their results themselves, one place after the other. Graphs count
+    the turns on the device, the host counts replays."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self.places = torch.zeros(RING_PLACES, 2 * max_rows + 1, dtype=torch.int32, pin_memory=True)
+        self.turn = torch.zeros(1, dtype=torch.int32, device=device)
+        self._num_replays = 0
+
+    def begin(self) -> None:
+        """Count from now on: steps before this one were not replays."""
+        self.turn.zero_()
+
+    def next(self) -> RingPlace:
+        """The place that the graph fills which was replayed last."""
+        turn = self._num_replays
+        self._num_replays += 1
+        return RingPlace(self.places[turn % RING_PLACES], turn)
+
+
 class TicketRing:
     """Owns the pinned memory for the results of the steps in flight, and starts their copies to it."""
 
@@ -83,6 +120,12 @@ class TicketRing:
         done = torch.cuda.Event()
         done.record()
         return Ticket(plan.step, plan.slots[plan.samples], pinned, logprobs, outputs, done)
+
+    def in_place(self, plan: StepPlan, place: RingPlace) -> Ticket:
+        """The ticket of a step whose graph writes its results to pinned memory."""
+        done = torch.cuda.Event()
+        done.record()
+        return Ticket(plan.step, plan.slots, place.results, None, None, done, place=place)
 
     def without_samples(self, plan: StepPlan, outputs: StepOutputs) -> Ticket:
         """The ticket of a step that only computes parts of prompts."""
