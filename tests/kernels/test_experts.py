@@ -210,11 +210,25 @@ def test_expert_gemms_match_their_reference(
         assert relative_error(found, expected) < place.error
 
 
-@cases("num_columns width", gpu=[(512, 256), (200, 136)], interpreted=[(72, 40)])
-def test_last_tiles_of_all_heights_match_their_reference(place: Place, num_columns: int, width: int) -> None:
+MANY_ROUTES = (0, 1, 32, 33, 64, 65, 128, 129, 161, 193)  # of each expert
+FEW_ROUTES = (0, 1, 32, 33, 64, 65, 96, 0, 17, 1)  # tiles of 64
+FEWER_ROUTES = (0, 96, 16, 17, 0, 1, 32, 33, 0, 0, 0, 0)  # tiles of 32
+
+
+@cases(
+    "num_routes num_columns width",
+    gpu=[
+        (num_routes, *shape)
+        for num_routes in (MANY_ROUTES, FEW_ROUTES, FEWER_ROUTES)
+        for shape in [(512, 256), (384, 192), (200, 136)]
+    ],
+    interpreted=[(MANY_ROUTES, 72, 40), (FEW_ROUTES, 128, 64), (FEWER_ROUTES, 128, 64)],
+)
+def test_last_tiles_of_all_heights_match_their_reference(
+    place: Place, num_routes: tuple[int, ...], num_columns: int, width: int
+) -> None:
     from headrace.kernels import gpu
 
-    num_routes = (0, 1, 32, 33, 64, 65, 128, 129, 161, 193)  # of each expert
     experts = torch.repeat_interleave(torch.tensor(num_routes))[torch.randperm(sum(num_routes))]
     logits = torch.nn.functional.one_hot(experts, len(num_routes)).float() * 9.0
     routes = reference.route(logits.to(place.device), 1, "softmax")

@@ -49,6 +49,7 @@ EXECUTE = RANGE + "execute"  # one step on the CPU's device thread
 # The Triton kernels of `kernels/gpu`, by the name of their function. tests/profile checks that none is missing.
 OWN_KERNELS: dict[str, Part] = {
     "_multiply": "gemm",  # experts
+    "_multiply_columns": "gemm",  # experts of few routes each
     "_multiply_routes": "gemm",  # experts of few tokens
     "_multiply_row": "gemm",  # with the norm before it and the activation after it
     "_multiply_rows": "gemm",

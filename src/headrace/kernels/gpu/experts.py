@@ -1,10 +1,14 @@
 """Grouped GEMM of a mixture of experts: multiplies each route's row by the matrix of its expert, all experts in one
 launch.
 
+    few_experts.py      up to 4 tokens
+    sorted_experts.py   up to 16 tokens
+    expert_columns.py   more, but few routes per expert
+    here                any other
+
 One program computes a tile of rows of one expert times a tile of its columns. The grid is as large as the routes could
 ever need; programs find their expert from the counts on the device. So the host waits for nothing, and a CUDA graph can
-hold the launch. Steps of few tokens have kernels of their own: up to 4 tokens `few_experts.py`, up to 16
-`sorted_experts.py`.
+hold the launch.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu import few_experts, sorted_experts
+from headrace.kernels.gpu import expert_columns, few_experts, sorted_experts
 from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.fp8 import quantize_rows
@@ -60,6 +64,9 @@ class PackedExperts:
         num_routes = routes.order.shape[0]
         out = torch.empty((num_routes, num_columns), dtype=self._dtype, device=values.device)
         if num_routes == 0:
+            return out
+        if expert_columns.takes(num_columns, width, num_routes / num_experts):
+            expert_columns.multiply(x, weight, routes, out, weighs=weighs, activation=activation)
             return out
         tile = _tile_shape(
             num_routes / num_experts,
@@ -124,10 +131,8 @@ def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str)
 
 
 # Routes per expert up to which a tile is used; its rows, columns, bytes of its depth, warps and stages. The best of
-# sweeps on an H200, 2026-11-17, in bfloat16, with 128 experts of width 2048 and 768 and 1 to 8,192 tokens.
+# sweeps on an H200, 2026-11-17, in bfloat16, with 128 experts of width 2048 and 768 and 512 to 8,192 tokens.
 _TILES = (
-    (8, (16, 128, 256, 8, 4)),
-    (24, (32, 128, 256, 4, 3)),
     (400, (128, 256, 128, 8, 4)),
     (None, (128, 256, 128, 8, 3)),
 )

@@ -1,5 +1,5 @@
-"""Experts of a step with 2 to 16 tokens and several experts each: one program per expert that has routes, and tile of
-its columns. All routes of an expert are one tile of 16 rows.
+"""Experts of a step with 2 to 16 tokens and several experts each: as `expert_columns.py`, with one program per expert
+that has routes, and tile of its columns. All routes of an expert are one tile of 16 rows.
 
     gate and up    waits for the routes before it lets the next kernel start
     down           so it finds its expert while gate and up still run
@@ -17,15 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.activation import ACTIVATIONS, gate
+from headrace.kernels.gpu.activation import ACTIVATIONS
 from headrace.kernels.gpu.dependent_launch import dependent_launch, let_next_start, wait_for_kernels_before
+from headrace.kernels.gpu.expert_columns import MIN_COLUMNS, MIN_DEPTH, multiply_by_columns, store_columns
 from headrace.kernels.gpu.one_row import tile_depth
 from headrace.kernels.gpu.shared_memory import fitting_stages
 from headrace.kernels.layout import Routes
 
 _ROWS = 16  # the smallest side of a tensor core product
-_MIN_COLUMNS = 64  # tensor cores take 64 rows of a weight
-_MIN_DEPTH = 64
 
 
 class ExpertTile(NamedTuple):
@@ -39,7 +38,7 @@ def takes(weight: Tensor, x: Tensor, routes: Routes, activation: str | None) -> 
     """Whether `multiply` computes these routes: few, in order with their experts, and whole tiles."""
     if routes.experts is None or weight.dtype != x.dtype or not weight.is_contiguous():
         return False
-    return _columns_of(weight, activation) % _MIN_COLUMNS == 0 and weight.shape[2] % _MIN_DEPTH == 0
+    return _columns_of(weight, activation) % MIN_COLUMNS == 0 and weight.shape[2] % MIN_DEPTH == 0
 
 
 def _columns_of(weight: Tensor, activation: str | None) -> int:
@@ -88,9 +87,9 @@ def multiply(
 
 def expert_tile(num_columns: int, width: int, *, is_gated: bool) -> ExpertTile:
     """The best of a sweep on an H200 (`benchmarks/layer_time.py`) for 2,048 columns of 768 and 768 of 2,048."""
-    if is_gated or num_columns % (2 * _MIN_COLUMNS):
-        return ExpertTile(_MIN_COLUMNS, tile_depth(width, 128), 5, 4)
-    return ExpertTile(2 * _MIN_COLUMNS, _MIN_DEPTH, 5, 4)
+    if is_gated or num_columns % (2 * MIN_COLUMNS):
+        return ExpertTile(MIN_COLUMNS, tile_depth(width, 128), 5, 4)
+    return ExpertTile(2 * MIN_COLUMNS, MIN_DEPTH, 5, 4)
 
 
 @triton.jit(do_not_specialize=["num_routes", "routes_per_row"])
@@ -114,8 +113,7 @@ def _multiply_routes(
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Computes COLUMNS columns of all routes of an expert; with an activation, of gate above up. The weight is the left
-    operand: tensor cores take 64 rows of it."""
+    """Computes a tile of columns of all routes of an expert."""
     if not IS_SECOND:
         wait_for_kernels_before(IS_DEPENDENT)
     let_next_start(IS_DEPENDENT)
@@ -131,24 +129,10 @@ def _multiply_routes(
             wait_for_kernels_before(IS_DEPENDENT)
         return
     is_ours = others == expert
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    MATRIX_ROWS: tl.constexpr = 2 * NUM_COLUMNS if ACTIVATION else NUM_COLUMNS
-    matrix_at = weight + (expert.to(tl.int64) * MATRIX_ROWS + columns)[:, None] * WIDTH
-    up_at = matrix_at + NUM_COLUMNS * WIDTH
     if IS_SECOND:
         wait_for_kernels_before(IS_DEPENDENT)
-    row_at = x + (routes // routes_per_row).to(tl.int64)[:, None] * WIDTH
-    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    up_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    depths = tl.arange(0, DEPTH)[None, :]
-    for depth in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
-        row = tl.trans(tl.load(row_at + depth + depths, mask=is_ours[:, None], other=0.0))
-        sums = tl.dot(tl.load(matrix_at + depth + depths), row, sums, input_precision="ieee")
-        if ACTIVATION:
-            up_sums = tl.dot(tl.load(up_at + depth + depths), row, up_sums, input_precision="ieee")
-    if ACTIVATION:
-        sums = gate(sums, up_sums, out, ACTIVATION).to(tl.float32)
-    if WEIGHS:
-        sums = sums * tl.load(route_weights + routes, mask=is_ours, other=0.0)[None, :]
-    at = out + routes.to(tl.int64)[None, :] * NUM_COLUMNS + columns[:, None]
-    tl.store(at, sums.to(out.dtype.element_ty), mask=is_ours[None, :])
+    sums = multiply_by_columns(
+        x, x, weight, weight, routes // routes_per_row, is_ours, expert, tl.program_id(0), out,
+        NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, False, ACTIVATION,
+    )  # fmt: skip
+    store_columns(sums, route_weights, out, routes, is_ours, tl.program_id(0), NUM_COLUMNS, COLUMNS, WEIGHS)
