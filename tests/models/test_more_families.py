@@ -17,6 +17,7 @@ from headrace.models import dense_traits, load_decoder, open_checkpoint
 from headrace.models.hub_config import spec_from_config
 from headrace.models.spec import ModelSpec
 from tests import seeds
+from tests.models import one_sequence
 from tests.models.test_gguf import gguf_name, interleave, logits, write
 from tests.models.test_parity import SCHEDULES, TEXT_LENS, PagedRun, is_gain, load
 from tests.tolerances import assert_logits
@@ -262,6 +263,14 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)
     check(model, tmp_path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_of_decode_graphs_have_the_logits_of_the_hidden_states(name: str, tmp_path: Path) -> None:
+    build(name).save_pretrained(tmp_path)
+    ours, text = load(tmp_path), torch.randint(VOCAB_SIZE, (9,))
+    with torch.inference_mode():
+        torch.testing.assert_close(one_sequence.step_logits(ours, text), one_sequence.logits(ours, text))
 
 
 def rename(directory: Path, renamed: Mapping[str, str], **config: Any) -> dict[str, torch.Tensor]:

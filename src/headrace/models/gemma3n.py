@@ -105,6 +105,10 @@ class Gemma3nDecoder(Decoder):
         narrowed = [_scaled_like(first, narrow(each)) for narrow, each in zip(self.narrow, others, strict=True)]
         return torch.stack([first, *narrowed]).float().mean(0).to(embedded.dtype)
 
+    def step_logits(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
+        """See `Decoder.step_logits`. The streams are merged before the final norm, which so has nothing to add."""
+        return self.logits(self.hidden(token_ids, layout, caches))
+
     def _layer_inputs(self, token_ids: Tensor, embedded: Tensor) -> Tensor:  # [T], [T, H] -> [T, layers, P]
         is_known = token_ids < self.input_vocab_size
         size = len(self.input_norm.weight)
