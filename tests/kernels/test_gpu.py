@@ -285,6 +285,42 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
 
 
 @everywhere
+def test_results_of_steps_go_to_the_places_of_a_ring_in_turn(place: Place) -> None:
+    from headrace.kernels.gpu.slots import RING_PLACES, append_tokens
+
+    first_turn, width, num_steps = 2**31 - 3, 4, RING_PLACES + 5  # turns overflow
+    ring = torch.full((RING_PLACES, 2 * width + 1), -7, dtype=torch.int32, pin_memory=place.device == "cuda")
+    turn = torch.tensor([first_turn], dtype=torch.int32, device=place.device)
+    slots = torch.tensor([2, 0, 1], device=place.device).int()
+    tokens = torch.zeros((3, 64), dtype=torch.int32, device=place.device)
+    lens = torch.ones(3, dtype=torch.int64, device=place.device)
+    sampled = torch.randint(1000, (num_steps, 3), device=place.device)
+    states = torch.zeros(3, dtype=torch.uint8, device=place.device), torch.zeros(3, dtype=torch.bool)
+    for step in range(num_steps):
+        append_tokens(
+            slots,
+            sampled[step],
+            states[0],
+            tokens,
+            lens,
+            states[1].to(place.device),
+            torch.full((3,), 64, device=place.device),
+            torch.full((3, 1), -1, device=place.device),
+            ring,
+            advances=None,
+            turn=turn,
+        )
+    if place.device == "cuda":
+        torch.cuda.synchronize()
+    for step in range(num_steps - RING_PLACES, num_steps):
+        found = ring[(first_turn + step) % RING_PLACES]
+        assert found[:3].tolist() == sampled[step].tolist()
+        assert found[width : width + 3].tolist() == [UNFINISHED] * 3
+        assert (int(found[-1]) - first_turn - step) % 2**32 == 0
+        assert found[3] == found[width + 3] == -7  # no sequences
+
+
+@everywhere
 def test_the_rows_of_drafts_are_prepared_one_after_the_other(place: Place) -> None:
     from headrace.kernels.gpu.slots import prepare_decode
 

@@ -2,8 +2,9 @@
 
 A kernel that is launched with `dependent_launch` must wait (`wait_for_inputs`, or `wait_for_kernels_before`) in every
 program. Before that it may read only what was complete at the last plain launch: weights, what describes the step, keys
-and values of earlier steps. Then the end of a kernel means that all kernels before it have ended,
-and memory may be reused as in plain launches. Kernels of libraries between them are launched as always.
+and values of earlier steps; and what the kernel before it had waited for when it let this one start. It may write
+nothing. Then the end of a kernel means that all kernels before it have ended, and memory may be reused as in plain
+launches. Kernels of libraries between them are launched as always.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ class PackedExperts:
         return None if isinstance(self._weight, Fp8Rows) else self._weight
 
     def gated(self, x: Tensor, routes: Routes, activation: str) -> Tensor:  # [T, K] -> [R, N / 2]
-        """Multiplies by gate and up, the halves of each matrix, and applies the activation."""
+        """Multiplies by gate and up, the halves of each matrix, and applies the activation. Not for FP8, whose sums
+        have scales."""
+        assert not self.takes_fp8
         return self._multiply(x, routes, weighs=False, activation=activation)
 
     def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
@@ -131,8 +133,11 @@ def gated_experts(up: PackedExperts, x: Tensor, routes: Routes, activation: str)
 
 
 # Routes per expert up to which a tile is used; its rows, columns, bytes of its depth, warps and stages. The best of
-# sweeps on an H200, 2026-11-17, in bfloat16, with 128 experts of width 2048 and 768 and 512 to 8,192 tokens.
+# sweeps on an H200, 2026-11-17, in bfloat16, with 128 experts of width 2048 and 768 and 1 to 8,192 tokens. The small
+# ones are for widths that `expert_columns.py` does not take, such as the 96 columns of 768 that one of eight ranks has.
 _TILES = (
+    (8, (16, 128, 256, 8, 4)),
+    (24, (32, 128, 256, 4, 3)),
     (400, (128, 256, 128, 8, 4)),
     (None, (128, 256, 128, 8, 3)),
 )

@@ -35,7 +35,9 @@ class ExpertTile(NamedTuple):
 
 
 def takes(weight: Tensor, x: Tensor, routes: Routes, activation: str | None) -> bool:  # [E, N, K]
-    """Whether `multiply` computes these routes: few, in order with their experts, and whole tiles."""
+    """Whether `multiply` computes these routes: few, in order with their experts, and whole tiles. Where it takes the
+    down product it takes gate and up too (64 divides the width of one if it divides the columns of the other), so that
+    the kernel before down is one that waited for the routes first."""
     if routes.experts is None or weight.dtype != x.dtype or not weight.is_contiguous():
         return False
     return _columns_of(weight, activation) % MIN_COLUMNS == 0 and weight.shape[2] % MIN_DEPTH == 0
