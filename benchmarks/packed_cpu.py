@@ -9,17 +9,19 @@ llama.cpp   llama-cpp-python on the same file, if it is installed (--llama-pytho
             one sequence a slot, one batch for each step, prompts one after the other
 
 Each runs in its own process, one after the other, in rounds; medians count. Prompts are random tokens, answers are
-greedy and have all the same length.
+greedy and have all the same length. With --busy N, so many other processes compute on the same cores meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -146,6 +148,17 @@ def in_process(engine: str, given: argparse.Namespace, arguments: list[str]) -> 
     return found
 
 
+@contextlib.contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+
+
 def model_path(model: str) -> str:
     from headrace.models.sources import locate
 
@@ -166,6 +179,8 @@ def main() -> None:
     parser.add_argument("--answer-len", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="other processes that compute")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="some of them, separated by commas")
     parser.add_argument("--llama-python", default=sys.executable)
     parser.add_argument("--json", type=Path, help="write the record here")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
@@ -177,12 +192,13 @@ def main() -> None:
         return
     arguments = [part for part in sys.argv[1:] if part]
     rounds: dict[str, list[dict[str, Any]]] = {engine: [] for engine in ENGINES}
-    for number in range(given.rounds):
-        for engine in ENGINES:
-            found = in_process(engine, given, arguments)
-            if found is not None:
-                rounds[engine].append(found)
-                print(number, engine, {n: round(rate, 1) for n, rate in found["tokens_per_s"].items()}, flush=True)
+    with busy_processes(given.busy):
+        for number in range(given.rounds):
+            for engine in given.engines.split(","):
+                found = in_process(engine, given, arguments)
+                if found is not None:
+                    rounds[engine].append(found)
+                    print(number, engine, {n: round(rate, 1) for n, rate in found["tokens_per_s"].items()}, flush=True)
     from about import commit, cpu_name  # llama.cpp's interpreter has no Headrace
 
     record = {
@@ -192,6 +208,7 @@ def main() -> None:
         "prompt_len": given.prompt_len,
         "answer_len": given.answer_len,
         "threads": given.threads,
+        "busy_processes": given.busy,
         "machine": platform.machine(),
         "cpu": f"{cpu_name()}, {given.threads} cores",
         "commit": commit(),

@@ -58,14 +58,12 @@ def test_without_numba_the_references_run(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_kernels_run_on_threads_of_their_own_where_torch_has_no_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "openmp_entry", lambda: None)
-    launch.team.cache_clear()
-    try:
-        x, weight = torch.randn(500, 576), torch.randn(576)
-        torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
-    finally:
-        launch.team.cache_clear()
+def test_kernels_run_on_threads_of_a_pool_where_no_team_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "can_have_helpers", lambda: False)
+    x, weight = torch.randn(500, 576), torch.randn(576)
+    torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    launch._pool().shutdown()
+    launch._pool.cache_clear()
 
 
 def test_compiled_kernels_are_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ from headrace.hardware import (
     release_unused,
     resident_bytes,
     return_large_buffers,
+    shorten_openmp_waits,
 )
 from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec
@@ -278,6 +279,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
     mark("model opened")
     if "torch" not in sys.modules:
         on_stage("import")  # by what follows
+    shorten_openmp_waits()
     early = begin_early(config, checkpoint.spec)
     try:
         with collecting_less_often():

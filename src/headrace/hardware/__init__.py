@@ -6,6 +6,7 @@
     topology.py, cgroups.py        physical cores, NUMA nodes and limits of this process (cpu_list.py, system_files.py)
     gpu_topology.py                NVLink, PCIe and NUMA nodes of GPUs          affinity.py   pins threads
     cuda_context.py                creates a GPU's context before torch is imported
+    openmp.py                      lets torch's threads sleep soon
 
 Only `read_gpu`, `num_gpus` and `visible_gpus` of facts.py import torch.
 """
@@ -23,6 +24,7 @@ from headrace.hardware.facts import (
     visible_gpus,
 )
 from headrace.hardware.memory import keep_freed_buffers, release_unused, resident_bytes, return_large_buffers
+from headrace.hardware.openmp import shorten_openmp_waits
 from headrace.hardware.topology import CpuTopology
 
 __all__ = [
@@ -38,5 +40,6 @@ __all__ = [
     "release_unused",
     "resident_bytes",
     "return_large_buffers",
+    "shorten_openmp_waits",
     "visible_gpus",
 ]

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from headrace.hardware import keep_freed_buffers
-from headrace.kernels import ops
 
 
 def use_threads(num_threads: int) -> None:
@@ -15,7 +14,6 @@ def use_threads(num_threads: int) -> None:
 
 
 def device_thread(num_threads: int) -> ThreadPoolExecutor:
-    """Starts a thread that runs one step after the other. The caller's own threads, which loaded the weights, end."""
+    """Starts a thread that runs one step after the other."""
     keep_freed_buffers()
-    ops.release_threads()
     return ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(num_threads,))

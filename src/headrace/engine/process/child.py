@@ -31,6 +31,7 @@ from headrace.engine.process.channel import Channel, FrameChannel
 from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.garbage import freeze_loaded_objects
+from headrace.hardware import shorten_openmp_waits
 from headrace.logs import set_up_logs
 from headrace.parent_death import die_with
 from headrace.startup import OnStage, StartupStage, StartupStages
@@ -97,6 +98,7 @@ class EngineChild:
             return self._starts.get(timeout=CONFIG_WAIT_S).config
         except Empty:
             if core_path == LOAD_CORE:
+                shorten_openmp_waits()
                 importlib.import_module("torch")
             stages.end()
             return self._starts.get().config

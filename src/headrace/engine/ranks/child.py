@@ -26,7 +26,7 @@ from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
 from headrace.errors import HeadraceError
 from headrace.garbage import freeze_loaded_objects
-from headrace.hardware import release_unused, return_large_buffers
+from headrace.hardware import release_unused, return_large_buffers, shorten_openmp_waits
 from headrace.parent_death import die_with
 from headrace.startup import ignore_stage
 from headrace.steps import Bitmask, DraftsBySlot, IntArray, Runner, StepPlan
@@ -98,6 +98,7 @@ class RankChild:
         threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
         try:
             return_large_buffers()
+            shorten_openmp_waits()
             import torch  # noqa: F401  while rank 0 reads the model's config
 
             self._reply(wire.Started())

@@ -1,7 +1,9 @@
 """float32 kernels for the CPU, compiled by numba and cached on disk: the first start compiles, later ones load.
 
-    launch.py       compiles kernels, at first in two processes, and runs them on torch's own OpenMP threads
+    launch.py       compiles kernels, at first in two processes, and launches them
+    team.py         the threads that run a launch together
     graphs.py       runs the launches of a step in one call
+    native.py       typed pointers, atomic steps and calls of addresses for numba
     vectors.py      SIMD registers and instructions for numba
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads
@@ -32,7 +34,6 @@ from headrace.kernels.cpu.attention import latent_attention, paged_attention  # 
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.graphs import Recorder  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
-from headrace.kernels.cpu.launch import release_threads  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear, pack_quantized, takes_groups  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, add_to, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
@@ -81,7 +82,6 @@ __all__ = [
     "pack_linear",
     "pack_quantized",
     "paged_attention",
-    "release_threads",
     "relu",
     "relu2",
     "rms_norm",

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Kernel, Pointer, arguments_at, claim, floats, kernel
+from headrace.kernels.cpu.launch import Kernel, arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, floats
 from headrace.kernels.cpu.vectors import LANES, add, divide, exp, fma, load, multiply, splat, store, subtract
 
 _TASK_FLOATS = 4096

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, inner, int32s, kernel
+from headrace.kernels.cpu.launch import arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats, inner, int32s
 from headrace.kernels.cpu.vectors import LANES, add, fma, load, splat, total
 from headrace.kernels.layout import AdapterRows, LowRankWeights
 

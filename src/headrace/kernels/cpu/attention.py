@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.cpu.launch import Arguments, Pointer, after, arguments_at, claim, floats, inner, int32s, kernel
+from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats, inner, int32s
 from headrace.kernels.cpu.rope import is_token_innermost
 from headrace.kernels.cpu.vectors import (
     LANES,

@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Pointer, arguments_at, claim, floats, int32s, int64s, kernel
+from headrace.kernels.cpu.launch import arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, floats, int32s, int64s
 
 _NEG_INF = -math.inf
 

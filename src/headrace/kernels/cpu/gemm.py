@@ -11,7 +11,8 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Arguments, Pointer, after, arguments_at, claim, floats, inner, kernel
+from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats, inner
 from headrace.kernels.cpu.panels import (
     NUM_VECTORS,
     PANEL,

@@ -20,18 +20,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import (
-    Arguments,
-    Pointer,
-    after,
-    arguments_at,
-    claim,
-    floats,
-    inner,
-    int32s,
-    kernel,
-    uint8s,
-)
+from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats, inner, int32s, uint8s
 from headrace.kernels.cpu.panels import (
     NUM_VECTORS,
     PANEL,

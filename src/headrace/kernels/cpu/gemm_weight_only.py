@@ -26,18 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import (
-    Arguments,
-    Pointer,
-    after,
-    arguments_at,
-    claim,
-    floats,
-    inner,
-    int32s,
-    kernel,
-    uint8s,
-)
+from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats, inner, int32s, uint8s
 from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, as_panels, copy_columns, tasks_of
 from headrace.kernels.cpu.vectors import LANES
 from headrace.kernels.cpu.weight_only_tiles import UNIT_LENS, WORD_BITS, form_of, multiply_words, round_group

@@ -1,8 +1,6 @@
 """Launches that were recorded once and then run in one call, as CUDA graphs are on a GPU.
 
-A step of few tokens takes hundreds of launches of a few microseconds each, and as long again to prepare them in Python
-and to wake the threads. A graph is entered once by all threads, which run one launch after the other with a barrier
-between them.
+A step of few tokens takes hundreds of launches of a few microseconds each, and as long again to prepare them in Python.
 
 A function can be recorded if it computes with this package's kernels alone: PyTorch may only make views and allocate
 memory in it. The tensors that it makes then lie in `Memory`, and their addresses are those of every later run.
@@ -11,10 +9,8 @@ memory in it. The tensors that it makes then lie in `Memory`, and their addresse
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import math
-import platform
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -23,30 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headrace.kernels.cpu.launch import (
-    Kernel,
-    Pointer,
-    arguments_at,
-    inner,
-    int64s,
-    kernel,
-    recorded_by,
-    team_size_address,
-)
+from headrace.kernels.cpu.launch import Kernel, own_team, recorded_by
+from headrace.kernels.cpu.team import can_have_helpers
 
 _ALIGNMENT = 64  # bytes, a cache line
 _MIN_BYTES = 4096
-_LOOKS = 4000  # about 50 us, longer than a thread usually waits; then other programs may have the core
-_IS_X86 = platform.machine() in ("x86_64", "AMD64")
-_PAUSE = "llvm.x86.sse2.pause"
-_WORD = ir.IntType(64)
-
 Bytes = npt.NDArray[np.uint8]
 
 log = logging.getLogger(__name__)
@@ -101,26 +81,26 @@ class Graph:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._launches: list[tuple[Kernel, ctypes.Structure]] = []
+        self._nums_helpers: list[int] = []
         self._kept: dict[int, Tensor] = {}  # what launches read or write outside of `memory`, by address
-        self._num_arrived = torch.zeros(1, dtype=torch.int64)
 
-    def add(self, kernel: Kernel, arguments: ctypes.Structure, tensors: Iterable[Tensor]) -> None:
+    def add(self, kernel: Kernel, arguments: ctypes.Structure, tensors: Iterable[Tensor], *, num_helpers: int) -> None:
         """See `launch.Recording`."""
         self._launches.append((kernel, arguments))
+        self._nums_helpers.append(num_helpers)
         self._kept.update((tensor.data_ptr(), tensor) for tensor in tensors if not self._memory.has(tensor))
 
     def end(self, output: Tensor) -> None:
         for _, arguments in self._launches:
             arguments.next_task = 0
         self._output = self._memory.lasting(output)
-        self._entries = torch.tensor([kernel.address for kernel, _ in self._launches])
-        self._arguments = torch.tensor([ctypes.addressof(arguments) for _, arguments in self._launches])
+        entries = np.array([kernel.address for kernel, _ in self._launches], np.int64)
+        addresses = np.array([ctypes.addressof(arguments) for _, arguments in self._launches], np.int64)
+        self._numbers = entries, addresses, np.array(self._nums_helpers, np.int64)
 
     def run(self) -> Tensor:
         """Computes the output anew, from what the recorded function's inputs hold now. The next run overwrites it."""
-        self._num_arrived[0] = 0
-        numbers = (len(self._launches), self._num_arrived, team_size_address() or 0, _yield_address())
-        _run(self._entries, self._arguments, *numbers, num_tasks=torch.get_num_threads())
+        own_team().run_all(*self._numbers)
         return self._output
 
 
@@ -132,8 +112,8 @@ class Recorder:
 
     def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Graph] | None:
         """Runs a function and returns its result, and the graph that computes it again. None: it computes something
-        without our kernels, and was left before that, or threads have no barrier to meet at."""
-        if torch.get_num_threads() > 1 and team_size_address() is None:
+        without our kernels, and was left before that, or this system has no team of threads."""
+        if not can_have_helpers():
             return None
         graph = Graph(self.memory)
         try:
@@ -144,11 +124,6 @@ class Recorder:
             return None
         graph.end(output)
         return output, graph
-
-
-@functools.cache
-def _yield_address() -> int:
-    return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
 class _OnlyKernels(TorchFunctionMode):
@@ -186,93 +161,3 @@ _FACTS = {
 
 def _memory_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-@kernel(
-    entries="pointer",
-    arguments="pointer",
-    num_launches="integer",
-    num_arrived="pointer",  # threads that have finished a launch, each counted once for each of them
-    team_size="pointer",  # 0: one thread
-    yield_cpu="pointer",
-)
-def _run(pointer: Pointer) -> None:
-    a = arguments_at(pointer)
-    entries, arguments = int64s(a.entries), int64s(a.arguments)
-    num_threads = 1
-    if a.team_size != 0:
-        num_threads = _call(a.team_size)
-    for launch in range(a.num_launches):
-        _start(entries[launch], arguments[launch])
-        if num_threads > 1:
-            _wait_for(int64s(a.num_arrived), (launch + 1) * num_threads, a.yield_cpu)
-        int64s(arguments[launch])[0] = 0  # the next task of the next run: no thread asks for one any more
-
-
-@inner
-def _wait_for(num_arrived: Pointer, expected: int, yield_cpu: int) -> None:
-    """Counts this thread, and waits until so many have arrived. libgomp's own barrier sends threads to sleep at once if
-    it knows of more of them than there are cores."""
-    num_seen = _add_one(num_arrived) + 1
-    num_looks = 0
-    while num_seen < expected:
-        if num_looks < _LOOKS:
-            _pause()
-            num_looks += 1
-        else:
-            _call(yield_cpu)
-        num_seen = _look_at(num_arrived)
-
-
-@intrinsic
-def _start(typing: Any, entry: Any, argument: Any) -> Any:
-    """Calls the kernel at an address."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        function = ir.FunctionType(ir.VoidType(), [_WORD])
-        builder.call(builder.inttoptr(args[0], function.as_pointer()), [args[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), emit
-
-
-@intrinsic
-def _call(typing: Any, address: Any) -> Any:
-    """Calls the C function without arguments at an address, which returns an int."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        function = ir.FunctionType(ir.IntType(32), [])
-        return builder.sext(builder.call(builder.inttoptr(args[0], function.as_pointer()), []), _WORD)
-
-    return types.int64(types.int64), emit
-
-
-@intrinsic
-def _add_one(typing: Any, counter: Any) -> Any:
-    """Returns what was there before. What this thread wrote is seen by whoever sees the new number."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", args[0], _WORD(1), "acq_rel")
-
-    return types.int64(counter), emit
-
-
-@intrinsic
-def _look_at(typing: Any, counter: Any) -> Any:
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(args[0], "acquire", 8)
-
-    return types.int64(counter), emit
-
-
-@intrinsic
-def _pause(typing: Any) -> Any:
-    """Tells the core that this thread only waits."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        if _IS_X86:
-            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), _PAUSE)
-            builder.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), emit

@@ -1,8 +1,7 @@
-"""Compiles kernels with numba and runs them on the threads of torch's own OpenMP pool.
+"""Compiles kernels with numba, and runs them on several threads.
 
 A kernel is a C function of one pointer, to a struct of its arguments. Every thread calls it with the same struct and
-claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them. Torch and our
-kernels share one pool, because two pools of spinning threads would compete for the cores.
+claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them.
 """
 
 from __future__ import annotations
@@ -17,24 +16,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+from numba import carray, cfunc, types
 from torch import Tensor
 
+from headrace.kernels.cpu.native import OPTIONS, Pointer, fetch_add, inner
+from headrace.kernels.cpu.team import Team, can_have_helpers
 from headrace.startup import OnStage, ignore_stage
 
-F = TypeVar("F", bound=Callable[..., Any])
-Pointer: TypeAlias = Any  # a flat array without bounds, as mypy sees it inside a kernel
 Arguments: TypeAlias = Any  # the struct of the kernel's arguments
 Entry: TypeAlias = Callable[[int], None]  # a compiled kernel, given the address of its struct
 
-# Sums may be reordered and fused; infinities and NaN keep their meaning.
-_FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": _FASTMATH}
 _FIELDS: dict[str, tuple[Any, Any]] = {
     "pointer": (ctypes.c_void_p, types.intp),
     "integer": (ctypes.c_int64, types.int64),
@@ -47,21 +41,21 @@ _HELPER = "import headrace.kernels.cpu, headrace.kernels.cpu.launch as launch; l
 _EntryType = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def inner(function: F) -> F:
-    """Compiles a function that kernels call."""
-    compiled: F = njit(**_OPTIONS)(function)
-    return compiled
-
-
 class Recording(Protocol):
     """Gets the launches of a thread, which run as they do otherwise."""
 
-    def add(self, kernel: Kernel, arguments: ctypes.Structure, tensors: Iterable[Tensor]) -> None:
-        """`tensors`: those that the arguments point to."""
+    def add(self, kernel: Kernel, arguments: ctypes.Structure, tensors: Iterable[Tensor], *, num_helpers: int) -> None:
+        """`tensors`: those that the arguments point to. `num_helpers`: most threads beside the launching one."""
 
 
 class _OfThread(threading.local):
+    """A thread's own: it has its helpers, and records its launches."""
+
     recording: Recording | None = None
+
+    @functools.cached_property
+    def team(self) -> Team:
+        return Team()
 
 
 _of_thread = _OfThread()
@@ -89,13 +83,16 @@ class Kernel:
 
     def __call__(self, *values: Tensor | int | float, num_tasks: int) -> None:
         arguments = self._struct(0, *[v.data_ptr() if isinstance(v, Tensor) else v for v in values])
+        num_helpers = min(torch.get_num_threads(), num_tasks) - 1
         if _of_thread.recording is not None:
-            _of_thread.recording.add(self, arguments, (v for v in values if isinstance(v, Tensor)))
-        num_threads = min(torch.get_num_threads(), num_tasks)
-        if num_threads > 1:
-            team()(self.entry, ctypes.addressof(arguments), num_threads)
-        else:
+            tensors = (v for v in values if isinstance(v, Tensor))
+            _of_thread.recording.add(self, arguments, tensors, num_helpers=num_helpers)
+        if num_helpers <= 0:
             self.entry(ctypes.addressof(arguments))
+        elif can_have_helpers():
+            own_team().run(self.address, ctypes.addressof(arguments), num_helpers)
+        else:
+            _consume(_pool().map(self.entry, [ctypes.addressof(arguments)] * (num_helpers + 1)))
 
     @property
     def is_on_disk(self) -> bool:
@@ -111,7 +108,7 @@ class Kernel:
 
     @functools.cached_property
     def address(self) -> int:
-        compiled = cfunc(types.void(types.CPointer(self._record)), cache=True, **_OPTIONS)(self._function)
+        compiled = cfunc(types.void(types.CPointer(self._record)), cache=True, **OPTIONS)(self._function)
         self._keep_alive = compiled
         return int(compiled.address)
 
@@ -135,7 +132,6 @@ def compile_all(on_stage: OnStage = ignore_stage) -> None:
         for number, each in enumerate(_kernels):
             on_stage("compile", number, len(_kernels))
             each.entry  # noqa: B018
-    team()
     on_stage("compile", len(_kernels), len(_kernels))
 
 
@@ -171,15 +167,15 @@ def _start_helper() -> subprocess.Popen[bytes] | None:
         return None
 
 
+def own_team() -> Team:
+    """Returns the helpers of the calling thread."""
+    return _of_thread.team
+
+
 @functools.cache
-def team() -> Callable[[Entry, int, int], None]:
-    """Returns the function that calls a kernel on several threads: torch's OpenMP pool, or own threads where it has
-    none."""
-    start = openmp_entry()
-    if start is not None:
-        return lambda entry, arguments, num_threads: start(entry, arguments, num_threads, 0)
-    pool = ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="headrace-kernel")
-    return lambda entry, arguments, num_threads: _consume(pool.map(entry, [arguments] * num_threads))
+def _pool() -> ThreadPoolExecutor:
+    """Threads for systems on which no team can be."""
+    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="headrace-kernel")
 
 
 def _consume(results: Iterable[None]) -> None:
@@ -187,93 +183,10 @@ def _consume(results: Iterable[None]) -> None:
         pass
 
 
-def openmp_entry() -> Callable[..., None] | None:
-    """Returns libgomp's GOMP_parallel, or None where torch has no OpenMP."""
-    library = _libgomp()
-    if library is None:
-        return None
-    entry: Callable[..., None] = library.GOMP_parallel
-    entry.restype = None  # type: ignore[attr-defined]
-    entry.argtypes = (_EntryType, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)  # type: ignore[attr-defined]
-    return entry
-
-
-def team_size_address() -> int | None:
-    """Returns where the function is that tells a thread how many there are in its team, or None where torch has no
-    OpenMP."""
-    library = _libgomp()
-    return None if library is None else ctypes.cast(library.omp_get_num_threads, ctypes.c_void_p).value
-
-
-def release_threads() -> None:
-    """Ends the threads that wait for work of the calling thread. While libgomp knows of more threads than there are
-    cores, each of them goes to sleep as soon as it waits, and is woken up again for each kernel: 20 us instead of 1."""
-    library = _libgomp()
-    if library is not None and hasattr(library, "omp_pause_resource_all"):
-        library.omp_pause_resource_all(_SOFT_PAUSE)
-
-
-_SOFT_PAUSE = 1  # omp_pause_soft: what the program has set stays
-
-
-@functools.cache
-def _libgomp() -> ctypes.CDLL | None:
-    if not torch.backends.openmp.is_available():
-        return None
-    for path in (*sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")), None):
-        try:
-            library = ctypes.CDLL(None if path is None else str(path))
-            library.GOMP_parallel, library.omp_get_num_threads  # noqa: B018
-        except (OSError, AttributeError):
-            continue
-        return library
-    return None
-
-
-def _pointer_to(element: Any) -> Any:
-    """Returns an intrinsic that turns an address into a typed pointer."""
-
-    @intrinsic
-    def pointer(typing: Any, address: Any) -> Any:
-        result = types.CPointer(element)
-
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(result))
-
-        return result(types.intp), emit
-
-    return pointer
-
-
-floats = _pointer_to(types.float32)
-int32s = _pointer_to(types.int32)
-int64s = _pointer_to(types.int64)
-uint8s = _pointer_to(types.uint8)
-
-
-@intrinsic
-def after(typing: Any, pointer: Any, distance: Any) -> Any:
-    """Returns the pointer to pointer[distance]."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]])
-
-    return pointer(pointer, types.intp), emit
-
-
-@intrinsic
-def _fetch_add(typing: Any, counter: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.bitcast(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.IntType(64)(1), "monotonic")
-
-    return types.int64(counter), emit
-
-
 @inner
 def claim(pointer: Pointer) -> int:
     """Returns the next task that no thread has taken. `next_task` is the first field of every struct."""
-    task: int = _fetch_add(pointer)
+    task: int = fetch_add(pointer, 1)
     return task
 
 

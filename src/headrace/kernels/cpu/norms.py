@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, kernel
+from headrace.kernels.cpu.launch import arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats
 
 _TASK_FLOATS = 8192  # enough work to be worth a claim
 

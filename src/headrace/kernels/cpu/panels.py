@@ -19,7 +19,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Pointer, inner
+from headrace.kernels.cpu.native import Pointer, inner
 from headrace.kernels.cpu.vectors import FEATURES, LANES
 
 # Registers and instructions are chosen for x86. Elsewhere torch's own GEMM is used.

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, inner, int64s, kernel
+from headrace.kernels.cpu.launch import arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, after, floats, inner, int64s
 from headrace.kernels.layout import LayerCache, StepLayout
 
 _TASK_TOKENS = 16  # consecutive tokens of a prompt share cache lines of the keys

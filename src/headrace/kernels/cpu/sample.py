@@ -16,7 +16,8 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Pointer, arguments_at, claim, floats, int64s, kernel
+from headrace.kernels.cpu.launch import arguments_at, claim, kernel
+from headrace.kernels.cpu.native import Pointer, floats, int64s
 
 BLOCK_LEN = 128  # logits per block, with one maximum and one mass; a row of 49,152 has 384 such blocks
 

@@ -48,7 +48,7 @@ from headrace.kernels.ops.attention import (
     takes_few_decodes,
 )
 from headrace.kernels.ops.cache import allocate_cache, allocate_latent_cache, copy_blocks
-from headrace.kernels.ops.dispatch import has_numba, kernels_for, record_ranges, release_threads, warm_up
+from headrace.kernels.ops.dispatch import has_numba, kernels_for, record_ranges, warm_up
 from headrace.kernels.ops.experts import (
     PackedExperts,
     experts_of,
@@ -128,7 +128,6 @@ __all__ = [
     "paged_attention",
     "record_ranges",
     "recorder",
-    "release_threads",
     "relu",
     "relu2",
     "rms_norm",

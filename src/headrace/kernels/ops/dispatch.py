@@ -24,14 +24,6 @@ def warm_up(device: torch.device, dtype: torch.dtype, on_stage: OnStage = ignore
         cpu.warm_up(on_stage)
 
 
-def release_threads() -> None:
-    """Ends the idle threads of the calling thread, if another one runs the kernels from now on."""
-    if has_numba():
-        from headrace.kernels import cpu
-
-        cpu.release_threads()
-
-
 @functools.cache
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ModuleType:
     kernels = _kernels_for(device, dtype)
