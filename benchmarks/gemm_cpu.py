@@ -25,6 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.hardware import shorten_openmp_waits
+
+shorten_openmp_waits()  # or torch's threads would take the cores of ours for a while after each of their rounds
+
 import torch
 from about import commit
 from torch import Tensor
