@@ -29,12 +29,12 @@ from headrace.hardware import shorten_openmp_waits
 
 shorten_openmp_waits()  # or torch's threads would take the cores of ours for a while after each of their rounds
 
-import torch
-from about import commit
-from torch import Tensor
+import torch  # noqa: E402
+from about import commit  # noqa: E402
+from torch import Tensor  # noqa: E402
 
-from headrace.kernels.cpu.linear import Int8Linear, PackedLinear, WeightOnlyLinear
-from headrace.kernels.quantized import GroupedWeight, quantize_int8
+from headrace.kernels.cpu.linear import Int8Linear, PackedLinear, WeightOnlyLinear  # noqa: E402
+from headrace.kernels.quantized import GroupedWeight, quantize_int8  # noqa: E402
 
 SHAPES = {  # N, K
     "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
