@@ -34,7 +34,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 Device = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
 Quantization = Literal["fp8", "int8", "int4"]
-KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"]
 ExecutorBackend = Literal["mp", "ray"]
 AttentionBackend = Literal["auto", "FLASH_ATTN", "TRITON_ATTN"]
 ModelRunner = Literal["auto", "generate", "pooling"]
@@ -81,7 +81,9 @@ class EngineConfig:
         "'int4' weights alone (GPU and CPU); default: as the checkpoint stores them",
     )
     kv_cache_dtype: KvCacheDType = setting(
-        "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"
+        "auto",
+        "type of keys and values in the cache; 'fp8' holds twice as many tokens as 16 bits; default: that of the "
+        "activations, on a CPU with packed or quantized weights float16",
     )
     attention_backend: AttentionBackend = setting(
         "auto", "kernels of attention on a GPU: FLASH_ATTN (FlashAttention-3 for prefills) or TRITON_ATTN (own ones)"

@@ -216,6 +216,13 @@ def test_a_preempting_cache_is_answered_with_as_many_slots_as_it_holds() -> None
     assert advised["kv_cache_dtype"] == "fp8"
 
 
+def test_an_fp8_cache_is_advised_on_a_cpu_too_by_what_it_saves_there() -> None:
+    seen = live(num_preemptions=50.0, recomputed_tokens=20_000.0, is_on_cpu=True, settings={"cache_dtype": "float32"})
+    finding = found(seen, "cache-preempting")
+    assert finding is not None
+    assert any("fp8 holds four times as many tokens" in advice.text for advice in finding.advice)
+
+
 def test_the_gain_of_no_preemptions_is_the_work_done_twice() -> None:
     finding = found(live(num_preemptions=50.0, recomputed_tokens=37_500.0), "cache-preempting")
     assert finding is not None and finding.gain == pytest.approx(0.25)

@@ -84,6 +84,19 @@ def test_a_prefix_workload_larger_than_the_cache_keeps_its_hits_and_its_answers(
     assert kept.tiers.num_loaded == 12 * 10
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["float16", "fp8"])
+def test_blocks_of_narrower_caches_come_back_as_they_were(
+    tiny_directory: Path, tmp_path: Path, kv_cache_dtype: str
+) -> None:
+    wanted, _ = answers(tiny_directory, **LARGE, kv_cache_dtype=kv_cache_dtype)
+    settings = {**SMALL, "kv_cache_dtype": kv_cache_dtype, "kv_offload_path": str(tmp_path / "kv")}
+    for _ in range(2):
+        found, stats = answers(tiny_directory, **settings)
+        assert found == wanted
+        assert stats.num_tier_hit_tokens > 0
+    assert stats.tiers.num_disk_hits > 0
+
+
 def test_prefixes_survive_a_restart_on_disk(tiny_directory: Path, tmp_path: Path, expected: list[list[int]]) -> None:
     settings = {**SMALL, "kv_offload_path": str(tmp_path / "kv")}
     assert answers(tiny_directory, **settings)[0] == expected

@@ -180,10 +180,38 @@ def test_fp8_halves_the_layers_and_the_cache() -> None:
     assert (half.kv_dtype, half.dtype, half.quantization) == ("float8_e4m3fn", "bfloat16", "fp8")
 
 
-@pytest.mark.parametrize("wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
-def test_fp8_is_refused_without_hardware_for_it(wish: dict[str, str]) -> None:
+def test_fp8_weights_are_refused_on_a_cpu() -> None:
     with pytest.raises(ConfigError, match="needs a GPU; a CPU computes in float32"):
-        settings(**wish)
+        settings(quantization="fp8")
+
+
+@pytest.mark.parametrize(("wish", "dtype", "size"), [("float16", "float16", 2), ("fp8", "float8_e4m3fn", 1)])
+def test_a_narrower_cache_of_a_cpu_holds_more_tokens(wish: str, dtype: str, size: int) -> None:
+    narrow, wide = settings(max_num_seqs=10_000, kv_cache_dtype=wish), settings(max_num_seqs=10_000)
+    assert (wide.kv_dtype, narrow.kv_dtype) == ("float32", dtype)
+    assert narrow.num_blocks // wide.num_blocks == 4 // size
+    assert "the tokens of float32" in reason(narrow, "kv_cache_dtype")
+
+
+@pytest.mark.parametrize("wish", ["float16", "fp8"])
+def test_a_narrower_cache_is_refused_on_a_cpu_without_the_instructions_for_it(wish: str) -> None:
+    machine = replace(facts(), multiplies_packed=False)
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype='{wish}' needs a GPU or x86 with AVX2"):
+        resolve(EngineConfig(kv_cache_dtype=wish), SPEC, machine)  # type: ignore[arg-type]
+    assert resolve(EngineConfig(kv_cache_dtype="float32"), SPEC, machine).kv_dtype == "float32"
+
+
+def test_cache_types_that_a_device_does_not_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'bfloat16' is not supported on a CPU; use 'float32' or 'float16' or 'fp8'"):
+        settings(kv_cache_dtype="bfloat16")
+    for wish in ("float32", "float16"):
+        with pytest.raises(ConfigError, match="on a GPU that computes in bfloat16; use 'bfloat16' or 'fp8'"):
+            on_gpu(kv_cache_dtype=wish)
+    assert on_gpu(kv_cache_dtype="bfloat16").kv_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
+def test_fp8_is_refused_on_a_gpu_without_hardware_for_it(wish: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 or more, and a gpu has 8\.0"):
         on_gpu(replace(GPU, capability=(8, 0)), **wish)
 

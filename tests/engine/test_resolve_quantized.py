@@ -62,6 +62,8 @@ def test_a_cpu_keeps_the_bits_of_a_gguf_file() -> None:
     assert found.quantization is None
     assert reason(found, "quantization") == "weights keep the 5.0 bits of the GGUF file; GEMMs are in float32"
     assert found.num_blocks > resolve(EngineConfig(max_num_seqs=10_000), SPEC, facts()).num_blocks
+    assert found.kv_dtype == "float16"
+    assert "half the bytes to read" in reason(found, "kv_cache_dtype")
     for machine in (replace(facts(), multiplies_packed=False), replace(facts(), gpu=GPU)):
         plain, same = (resolve(EngineConfig(), each, machine) for each in (SPEC, spec))
         assert plain == same
@@ -79,6 +81,7 @@ def test_another_kind_than_the_stored_one_is_refused() -> None:
 
 def test_a_cpu_quantizes_at_load_to_int8_and_four_bits() -> None:
     for kind in ("int8", "int4"):
-        assert resolved(None, is_gpu=False, quantization=kind).quantization == kind
+        found = resolved(None, is_gpu=False, quantization=kind)
+        assert (found.quantization, found.kv_dtype) == (kind, "float16")
     with pytest.raises(ConfigError, match="needs a GPU"):
         resolved(None, is_gpu=False, quantization="fp8")

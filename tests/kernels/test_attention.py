@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from headrace.kernels import ops, reference
 from headrace.kernels.cpu import attention
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.reference.e3m4 import encode_e3m4
 from tests.tolerances import sum_error
 
 NAN = float("nan")
@@ -71,6 +73,25 @@ def build_step(
     )
     q = torch.randn(len(positions), heads[0], head_dim, generator=generator)
     return Step(q, cache, layout, keys, values)
+
+
+NARROW = (torch.float16, torch.float8_e4m3fn)
+
+
+def narrowed(step: Step, dtype: torch.dtype) -> Step:
+    """The same step over a cache of this type, with a unit for each head in FP8."""
+    keys, values = step.cache.keys, step.cache.values
+    num_blocks, num_kv_heads, block_size, head_dim = keys.shape
+    cache = ops.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, torch.device("cpu"))
+    if dtype == torch.float16:
+        cache.keys.copy_(keys)
+        cache.values.copy_(values)
+    else:
+        cache = dataclasses.replace(cache, key_units=2.0 ** torch.arange(10.0, 10.0 + num_kv_heads))
+        assert cache.key_units is not None
+        cache.keys.copy_(encode_e3m4(keys / cache.key_units[:, None, None]))
+        cache.values.view(torch.uint8).copy_(values.to(dtype).view(torch.uint8))
+    return dataclasses.replace(step, cache=cache)
 
 
 def torch_attention(step: Step, *, window: int | None = None, slides: bool = True) -> Tensor:
@@ -183,6 +204,35 @@ def test_the_kernel_agrees_over_contexts_of_many_blocks() -> None:
     assert_like_reference(build_step([(1, 2000), (200, 1500)]))
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"),
+    [((9, 3), 64, 16), ((4, 4), 128, 16), ((8, 1), 96, 32), ((6, 2), 72, 8), ((9, 3), 64, 5), ((64, 2), 64, 16)],
+)
+def test_the_kernel_reads_narrower_caches_in_a_mixed_step(
+    heads: tuple[int, int], head_dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    step = build_step(MIXED, heads=heads, head_dim=head_dim, block_size=block_size)
+    assert_like_reference(narrowed(step, dtype))
+    assert_like_reference(narrowed(step, dtype), window=20, softcap=2.0)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_narrower_cache_in_the_plain_layout_is_read_too(dtype: torch.dtype) -> None:
+    step = narrowed(build_step(MIXED), dtype)
+    plain = dataclasses.replace(step.cache, keys=step.cache.keys.contiguous())
+    assert_like_reference(dataclasses.replace(step, cache=plain))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_tokens_result_over_a_narrower_cache_depends_on_no_other_token(dtype: torch.dtype) -> None:
+    """Few rows are multiplied by keys that are widened in registers, many by keys that are widened before."""
+    step = narrowed(build_step([(60, 200)]), dtype)
+    together = _attend(step)
+    for token in (0, 31, 59):
+        assert torch.equal(_attend(_one_token(step, token))[0], together[token])
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     lens=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 200)), min_size=1, max_size=6),
@@ -236,18 +286,22 @@ def test_a_tokens_result_is_the_same_to_the_bit_in_any_batch() -> None:
     together = _attend(build_step([(60, 200), (1, 77)]))[:60]
     step = build_step([(60, 200), (1, 77)])
     for token in (0, 31, 59):
-        alone = StepLayout(
-            positions=step.layout.positions[token : token + 1],
-            slot_mapping=step.layout.slot_mapping[token : token + 1],
-            query_starts=torch.tensor([0, 1], dtype=torch.int32),
-            context_lens=step.layout.positions[token : token + 1].int() + 1,
-            slots=step.layout.slots[:1],
-            block_tables=step.layout.block_tables,
-            max_query_len=1,
-            max_context_len=200,
-        )
-        out = attention.paged_attention(step.q[token : token + 1], step.cache, alone, 64**-0.5)
-        assert torch.equal(out[0], together[token])
+        assert torch.equal(_attend(_one_token(step, token))[0], together[token])
+
+
+def _one_token(step: Step, token: int) -> Step:
+    """One token of the first sequence, alone."""
+    layout = StepLayout(
+        positions=step.layout.positions[token : token + 1],
+        slot_mapping=step.layout.slot_mapping[token : token + 1],
+        query_starts=torch.tensor([0, 1], dtype=torch.int32),
+        context_lens=step.layout.positions[token : token + 1].int() + 1,
+        slots=step.layout.slots[:1],
+        block_tables=step.layout.block_tables,
+        max_query_len=1,
+        max_context_len=step.layout.max_context_len,
+    )
+    return dataclasses.replace(step, q=step.q[token : token + 1], layout=layout)
 
 
 def test_the_number_of_threads_does_not_change_the_result() -> None:

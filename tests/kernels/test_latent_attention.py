@@ -38,10 +38,11 @@ def test_latents_stand_for_keys_and_values_of_all_heads() -> None:
         torch.testing.assert_close(found[tokens], expected.transpose(0, 1), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("num_heads", "rank", "rotary_dim"), [(16, 64, 32), (5, 72, 8), (130, 32, 16)])
-def test_the_cpu_kernel_matches_the_reference(num_heads: int, rank: int, rotary_dim: int) -> None:
+def test_the_cpu_kernel_matches_the_reference(num_heads: int, rank: int, rotary_dim: int, dtype: torch.dtype) -> None:
     step = build_step(MIXED, heads=(num_heads, 1), head_dim=rank + rotary_dim)
-    cache = ops.allocate_latent_cache(len(step.cache.keys), 16, rank, rotary_dim, torch.float32, CPU)
+    cache = ops.allocate_latent_cache(len(step.cache.keys), 16, rank, rotary_dim, dtype, CPU)
     cache.keys.copy_(step.cache.keys)  # NaN where no token is
     expected = reference.latent_attention(step.q, cache, step.layout, 0.1)
     torch.testing.assert_close(ops.latent_attention(step.q, cache, step.layout, 0.1), expected, **tolerance(step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from headrace.kernels import ops, reference
 from headrace.kernels.cpu import rope
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.reference.e3m4 import decode_e3m4
 
 CPU = torch.device("cpu")
 
@@ -34,12 +36,14 @@ def build_cos_sin(head_dim: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
-def build_caches(num_kv_heads: int, head_dim: int, block_size: int) -> tuple[LayerCache, LayerCache]:
-    fast = rope.allocate_cache(12, block_size, num_kv_heads, head_dim, torch.float32, CPU)
-    plain = reference.allocate_cache(12, block_size, num_kv_heads, head_dim, torch.float32, CPU)
+def build_caches(
+    num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype = torch.float32
+) -> tuple[LayerCache, LayerCache]:
+    fast = rope.allocate_cache(12, block_size, num_kv_heads, head_dim, dtype, CPU)
+    plain = reference.allocate_cache(12, block_size, num_kv_heads, head_dim, dtype, CPU)
     for cache in (fast, plain):
-        cache.keys.fill_(7.0)
-        cache.values.fill_(7.0)
+        cache.keys.fill_(7)
+        cache.values.fill_(7)
     return fast, plain
 
 
@@ -60,6 +64,48 @@ def test_the_kernel_matches_the_reference_and_touches_no_other_slot(
     torch.testing.assert_close(q, expected)
     torch.testing.assert_close(fast.keys, plain.keys)
     torch.testing.assert_close(fast.values, plain.values)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "heads", "head_dim", "block_size"), [(1, (9, 3), 64, 16), (70, (9, 3), 64, 16), (20, (8, 1), 96, 32)]
+)
+def test_the_kernel_stores_float16_as_the_reference_does(
+    num_tokens: int, heads: tuple[int, int], head_dim: int, block_size: int
+) -> None:
+    qkv = torch.randn(num_tokens, (heads[0] + 2 * heads[1]) * head_dim)
+    qkv[0, -1], qkv[0, -2] = 1e6, -1e6  # out of range: the largest numbers
+    layout, cos_sin = build_layout(num_tokens, num_slots=12 * block_size), build_cos_sin(head_dim)
+    fast, plain = build_caches(heads[1], head_dim, block_size, torch.float16)
+    expected = reference.rope_and_store(qkv.clone(), layout, cos_sin, plain, *heads, None, None, 1e-6)
+    torch.testing.assert_close(
+        rope.rope_and_store(qkv.clone(), layout, cos_sin, fast, *heads, None, None, 1e-6), expected
+    )
+    assert torch.equal(fast.values, plain.values)
+    assert fast.values.abs().max() == 65504
+    torch.testing.assert_close(fast.keys, plain.keys, rtol=2**-10, atol=1e-6)  # an angle's last bit may round otherwise
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "heads", "head_dim", "block_size"), [(1, (9, 3), 64, 16), (70, (9, 3), 64, 16), (20, (8, 1), 96, 32)]
+)
+def test_the_kernel_mixes_and_stores_keys_in_e3m4_as_the_reference_does(
+    num_tokens: int, heads: tuple[int, int], head_dim: int, block_size: int
+) -> None:
+    qkv = torch.randn(num_tokens, (heads[0] + 2 * heads[1]) * head_dim)
+    qkv[0, -1] = 1e6
+    layout, cos_sin = build_layout(num_tokens, num_slots=12 * block_size), build_cos_sin(head_dim)
+    units = 2.0 ** torch.arange(10.0, 10.0 + heads[1])
+    fast, plain = (
+        dataclasses.replace(cache, key_units=units)
+        for cache in build_caches(heads[1], head_dim, block_size, torch.float8_e4m3fn)
+    )
+    expected = reference.rope_and_store(qkv.clone(), layout, cos_sin, plain, *heads, None, None, 1e-6)
+    found = rope.rope_and_store(qkv.clone(), layout, cos_sin, fast, *heads, None, None, 1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(fast.values.view(torch.uint8), plain.values.view(torch.uint8))
+    keys, wanted = decode_e3m4(fast.keys), decode_e3m4(plain.keys)
+    assert (keys == wanted).float().mean() > 0.999  # a last bit of a sum may round to the neighbour
+    torch.testing.assert_close(keys, wanted, rtol=2**-4, atol=2**-18)
 
 
 def test_the_reference_turns_each_pair_of_halves_by_its_angle() -> None:

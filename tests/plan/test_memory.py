@@ -96,6 +96,17 @@ def test_the_default_model_is_planned_on_a_cpu_as_its_file_stores_it() -> None:
     assert found.speed.seconds < plain.speed.seconds * 0.7
 
 
+@pytest.mark.parametrize(("name", "wish"), [("smollm2", "auto"), ("smollm2", "fp8"), ("qwen3-0.6b", "float16")])
+def test_a_plan_counts_the_cache_of_a_cpu_as_the_engine_does(name: str, wish: str) -> None:
+    shape, memory_bytes = find_shape(name), 8 << 30
+    machine, settings = cpu(bandwidth=5e10, flops=4e11, memory_bytes=memory_bytes), PlanSettings(kv_cache_dtype=wish)
+    found = predict(shape, machine, uniform(64, 64, num_requests=1), settings)
+    assert shape.spec is not None
+    facts = MachineFacts("a cpu", 2, memory_bytes, memory_bytes)
+    expected = resolve(EngineConfig(kv_cache_dtype=wish), shape.spec, facts)  # type: ignore[arg-type]
+    assert found.memory.cache_tokens == expected.num_blocks * expected.block_size
+
+
 def test_experts_that_are_published_in_four_bits_take_the_bytes_that_they_have_after_loading() -> None:
     shape = find_shape("gpt-oss-120b")
     assert weight_bytes(shape, Precision()) == 2 * shape.num_params

@@ -65,9 +65,12 @@ def test_threads_are_for_a_cpu_and_memory_for_a_gpu() -> None:
     assert "num_threads" not in on_gpu
 
 
-def test_int8_is_searched_on_a_cpu_if_quality_may_change() -> None:
-    assert "quantization" not in find_knobs(a_space()).by_name
-    assert find_knobs(a_space(allows_quality_change=True)).by_name["quantization"].values == ("int8", "int4")
+def test_fewer_bits_are_searched_on_a_cpu_if_quality_may_change() -> None:
+    assert not {"quantization", "kv_cache_dtype"} & find_knobs(a_space()).by_name.keys()
+    found = find_knobs(a_space(allows_quality_change=True)).by_name
+    assert found["quantization"].values == ("int8", "int4")
+    assert found["kv_cache_dtype"].values == ("fp8",)
+    assert found["kv_cache_dtype"].changes_quality
 
 
 def test_precision_is_searched_only_if_quality_may_change() -> None:

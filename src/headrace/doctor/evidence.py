@@ -182,9 +182,12 @@ class Evidence:
         return None if num_blocks is None or block_size is None else num_blocks * block_size
 
     @property
+    def cache_dtype(self) -> str:
+        return str(self.settings.get("kv_cache_dtype", self.settings.get("cache_dtype", "auto")))
+
+    @property
     def has_fp8_cache(self) -> bool:
-        kind = str(self.settings.get("kv_cache_dtype", self.settings.get("cache_dtype", "auto")))
-        return kind.startswith(("fp8", "float8"))
+        return self.cache_dtype.startswith(("fp8", "float8"))
 
     def figures(self) -> dict[str, float]:
         """Every number that is known, derived ones included."""

@@ -20,6 +20,12 @@ _QUANTIZED: dict[Quantization, str] = {
 }
 
 
+def cache_dtype_beside(dtype: str, *, is_packed: bool) -> str:
+    """The type of keys and values where none is set. A CPU with weights of fewer bits rounds activations to 16 bits or
+    less for its GEMMs, so keys and values need not have more."""
+    return "float16" if dtype == "float32" and is_packed else dtype
+
+
 class Precision:
     """The formats that the config, the model and the device allow together."""
 
@@ -75,10 +81,38 @@ class Precision:
     def choose_kv_dtype(self, dtype: str) -> str:
         given = self._config.kv_cache_dtype
         if given == "auto":
-            return dtype
-        self._check_fp8(f"kv_cache_dtype={given!r}")
-        self._note("kv_cache_dtype", "float8_e4m3fn", "as set: twice the tokens, half the bytes to read")
+            return self._automatic_cache(dtype)
+        if given in ("fp8", "fp8_e4m3"):
+            return self._fp8_cache(f"kv_cache_dtype={given!r}")
+        allowed = (dtype,) if self._on_gpu else ("float32", "float16")
+        if given not in allowed:
+            where = f"a GPU that computes in {dtype}" if self._on_gpu else "a CPU"
+            known = " or ".join(repr(each) for each in (*allowed, "fp8"))
+            raise ConfigError(f"kv_cache_dtype={given!r} is not supported on {where}; use {known}")
+        self._check_narrow_cache(f"kv_cache_dtype={given!r}", is_narrow=given != dtype)
+        self._note("kv_cache_dtype", given, "as set" if given == dtype else "as set: twice the tokens of float32")
+        return given
+
+    def _automatic_cache(self, dtype: str) -> str:
+        packs = self._facts.multiplies_packed and (self._spec.packed_bits or self.kind_in_memory)
+        value = cache_dtype_beside(dtype, is_packed=bool(packs))
+        if value != dtype:
+            reason = "half the bytes to read; the activations of packed weights are not in float32 either"
+            self._note("kv_cache_dtype", value, reason)
+        return value
+
+    def _fp8_cache(self, what: str) -> str:
+        if self._on_gpu:
+            self._check_fp8(what)
+        else:
+            self._check_narrow_cache(what, is_narrow=True)
+        reason = "twice the tokens, half the bytes to read" if self._on_gpu else "four times the tokens of float32"
+        self._note("kv_cache_dtype", "float8_e4m3fn", f"as set: {reason}")
         return "float8_e4m3fn"
+
+    def _check_narrow_cache(self, what: str, *, is_narrow: bool) -> None:
+        if is_narrow and not self._on_gpu and not self._facts.multiplies_packed:
+            raise ConfigError(f"{what} needs a GPU or x86 with AVX2; this CPU has a cache in float32")
 
     @property
     def kind_in_memory(self) -> Quantization | None:

@@ -34,6 +34,7 @@ from headrace.arguments import refuses_unknown
 from headrace.dist.mesh import Mesh
 from headrace.engine.core import EngineCore, StepTimes
 from headrace.engine.offloading import sizes_of
+from headrace.engine.precision import BYTES_OF
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ProfilerError
 from headrace.models.shards import Shards
@@ -346,7 +347,7 @@ def model_numbers(spec: ModelSpec, settings: Settings) -> dict[str, Any]:
         "few_rows": COPY_ROWS if sizes.head_copy else 0,
         "few_weight_bytes": sum(sizes.layers) - element * sizes.copies,  # an element of a copy is one byte
         "few_head_bytes": sizes.head_copy,
-        "kv_token_bytes": spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else element),
+        "kv_token_bytes": spec.kv_elements_per_token * BYTES_OF[settings.kv_dtype],
         "activation_bytes": element,
         "logit_bytes": element,
         "is_fp8": kind == "fp8",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from headrace.config import Quantization
+from headrace.config import KvCacheDType, Quantization
+from headrace.engine.precision import BYTES_OF, cache_dtype_beside
 from headrace.errors import ConfigError, nearest
 from headrace.models.quantized import PackedBits
 from headrace.plan.gpus import Gpu
 
 WeightFormat = Literal["bfloat16", "float32", "fp8", "int8", "int4"]
-CacheFormat = Literal["auto", "fp8"]
+CacheFormat = Literal["auto", "float32", "float16", "bfloat16", "fp8"]
 
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.25}  # int4: a scale per 128 weights
 _NAMES = {"bf16": "bfloat16", "fp16": "bfloat16", "float16": "bfloat16", "half": "bfloat16", "auto": "bfloat16"}
@@ -30,7 +31,7 @@ class Precision:
     def label(self) -> str:
         short = {"bfloat16": "bf16", "float32": "fp32"}.get(self.weights, self.weights.upper())
         if self.packed is not None:
-            return f"{short}, weights of {self.packed.layers:.1f} bits"
+            short = f"{short}, weights of {self.packed.layers:.1f} bits"
         return f"{short}, cache FP8" if self.cache == "fp8" else short
 
     @property
@@ -48,7 +49,12 @@ class Precision:
 
     @property
     def cache_bytes(self) -> int:
-        return 1 if self.cache == "fp8" else self.plain_bytes
+        if self.cache == "fp8":
+            return 1
+        dtype = "float32" if self.plain_bytes == BYTES_OF["float32"] else "bfloat16"
+        if self.cache == "auto":
+            return BYTES_OF[cache_dtype_beside(dtype, is_packed=self.is_quantized or self.packed is not None)]
+        return BYTES_OF[self.cache]
 
     def rate(self, gpu: Gpu) -> float:
         """Peak FLOP/s of the layers' GEMMs. INT4 weights are widened, so they run at the 16-bit rate."""
@@ -70,9 +76,13 @@ class Precision:
 
     def problem_on(self, gpu: Gpu) -> str | None:
         """Why this GPU cannot compute in this precision."""
-        if gpu.is_cpu and (self.weights == "fp8" or self.cache == "fp8"):
+        if gpu.is_cpu and self.weights == "fp8":
             return "a CPU computes in float32 or INT8, with weights in float32, INT8 or four bits"
-        if gpu.fp8_rate is None and (self.weights == "fp8" or self.cache == "fp8"):
+        if gpu.is_cpu and self.cache == "bfloat16":
+            return "a CPU has a cache in float32, float16 or FP8"
+        if not gpu.is_cpu and self.cache == "float32":
+            return "the cache of a GPU is in 16 bits or FP8"
+        if not gpu.is_cpu and gpu.fp8_rate is None and (self.weights == "fp8" or self.cache == "fp8"):
             return f"{gpu.name} has no FP8 tensor cores (from compute capability 8.9 on)"
         return None
 
@@ -83,12 +93,12 @@ def read_precision(quantization: str | None, kv_cache_dtype: str, gpu: Gpu) -> P
     if given not in _BITS:
         known = ["bfloat16", "fp8", "int8", "int4"]
         raise ConfigError(f"unknown quantization {quantization!r}{nearest(str(quantization), known)}")
-    cache_names = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}
-    if kv_cache_dtype not in cache_names:
-        raise ConfigError(f"kv_cache_dtype must be one of {', '.join(cache_names)}, got {kv_cache_dtype!r}")
+    if kv_cache_dtype not in get_args(KvCacheDType):
+        raise ConfigError(f"kv_cache_dtype must be one of {', '.join(get_args(KvCacheDType))}, got {kv_cache_dtype!r}")
     if gpu.is_cpu and given == "bfloat16":
         given = "float32"
-    precision = Precision(given, cache_names[kv_cache_dtype], is_wide=gpu.is_cpu)  # type: ignore[arg-type]
+    cache = "fp8" if kv_cache_dtype == "fp8_e4m3" else kv_cache_dtype
+    precision = Precision(given, cache, is_wide=gpu.is_cpu)  # type: ignore[arg-type]
     problem = precision.problem_on(gpu)
     if problem is not None:
         raise ConfigError(f"{precision.label} cannot be planned: {problem}")

@@ -60,7 +60,7 @@ class PlanSettings:
         return EngineConfig(
             device="cuda" if on_gpu else "cpu",
             quantization=precision.quantization,
-            kv_cache_dtype="fp8" if precision.cache == "fp8" else "auto",
+            kv_cache_dtype=precision.cache,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,

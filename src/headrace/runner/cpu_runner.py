@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.layout import StepLayout
+from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.models.weights.adapter_files import Adapter, read_adapter
@@ -78,7 +78,7 @@ class CpuRunner:
         self._adapters = shape.adapters
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
+        self._caches = self._allocate_caches(decoder, shape)
         self._steps = StepGraphs(decoder, self._caches)
         self.host_blocks = HostBlocks(self._caches, shape.num_host_blocks) if shape.num_host_blocks else None
         self._draft = None if proposer is None else self._draft_model(proposer, shape)
@@ -86,13 +86,13 @@ class CpuRunner:
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler
 
+    @staticmethod
+    def _allocate_caches(decoder: Decoder, shape: RunnerShape) -> list[LayerCache]:
+        return decoder.allocate_caches(shape.num_blocks, shape.block_size, shape.kv_dtype, num_slots=shape.max_num_seqs)
+
     def _draft_model(self, proposer: Proposer, shape: RunnerShape) -> DraftModel:
         decoder, shares_cache = proposer.decoder, proposer.shares_cache
-        own = (
-            None
-            if shares_cache
-            else decoder.allocate_caches(shape.num_blocks, shape.block_size, num_slots=shape.max_num_seqs)
-        )
+        own = None if shares_cache else self._allocate_caches(decoder, shape)
         return DraftModel(
             decoder,
             StepGraphs(decoder, self._caches[: decoder.spec.num_layers] if own is None else own),

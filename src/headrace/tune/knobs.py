@@ -191,6 +191,7 @@ def _all(space: Space) -> Iterable[Knob]:
     if space.is_gpu:
         yield from _gpu_knobs(space, knob)
     elif space.allows_quality_change and space.engine == "headrace":
+        yield knob("kv_cache_dtype", ["fp8"], "fewer bytes of keys and values", changes_quality=True)
         yield knob("quantization", ["int8", "int4"], "weights of eight or four bits", changes_quality=True)
     if space.serves and space.engine == "headrace":
         yield knob("max_queue_delay_us", QUEUE_DELAYS_US, "batching delay of the server")

@@ -23,6 +23,15 @@ MAX_EVICTED_HIT_SHARE = 0.8  # with more hits there is little left to gain
 MIN_PREEMPTIONS_PER_S = 0.1  # where requests are not counted either; the guides' stricter alert
 
 
+def narrower_cache(evidence: Evidence) -> tuple[Advice, ...]:
+    """A cache in FP8, unless it is in FP8 already."""
+    if evidence.has_fp8_cache:
+        return ()
+    times = "four times" if evidence.cache_dtype == "float32" else "twice"
+    text = f"kv_cache_dtype fp8 holds {times} as many tokens; answers change slightly (A9)"
+    return (Advice(text=text, certainty="certain", setting="kv_cache_dtype", value="fp8"),)
+
+
 def is_preempting(evidence: Evidence) -> bool:
     return _preemption_numbers(evidence) is not None
 
@@ -126,15 +135,7 @@ def _more_cache(evidence: Evidence) -> list[Advice]:
                 value=GPU_MEMORY_SHARE,
             )
         )
-    if not evidence.is_on_cpu and not evidence.has_fp8_cache:
-        advice.append(
-            Advice(
-                text="kv_cache_dtype fp8 holds twice as many tokens; answers change slightly (A9)",
-                certainty="certain",
-                setting="kv_cache_dtype",
-                value="fp8",
-            )
-        )
+    advice.extend(narrower_cache(evidence))
     return advice
 
 

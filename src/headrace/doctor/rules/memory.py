@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, has_known_lengths, memory_of, tokens_per_sequence
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import Advice, Finding, Rule
-from headrace.doctor.rules.cache import full, preempting
+from headrace.doctor.rules.cache import full, narrower_cache, preempting
 from headrace.engine.memory_budget import GPU_MEMORY_SHARE
 from headrace.engine.setting_warnings import MAX_MEMORY_SHARE
 
@@ -102,6 +102,7 @@ def does_not_fit(evidence: Evidence) -> Finding | None:
         )
     longest = evidence.number("max_model_len")
     if longest is not None and longest > memory.cache_tokens + 1:
+        or_fp8 = "" if evidence.has_fp8_cache else ", or use kv_cache_dtype fp8"
         return Finding(
             severity="mistake",
             title="max_model_len is longer than the KV cache",
@@ -109,7 +110,7 @@ def does_not_fit(evidence: Evidence) -> Finding | None:
             why="The engine refuses to start: one sequence of this length could never finish.",
             advice=(
                 Advice(
-                    text=f"lower max_model_len to {memory.cache_tokens:,} or less, or use kv_cache_dtype fp8",
+                    text=f"lower max_model_len to {memory.cache_tokens:,} or less{or_fp8}",
                     certainty="predicted",
                     setting="max_model_len",
                     value=memory.cache_tokens,
@@ -146,12 +147,7 @@ def slots_over_cache(evidence: Evidence) -> Finding | None:
                 setting="max_num_seqs",
                 value=value,
             ),
-            Advice(
-                text="kv_cache_dtype fp8 holds twice as many tokens; answers change slightly",
-                certainty="certain",
-                setting="kv_cache_dtype",
-                value="fp8",
-            ),
+            *narrower_cache(evidence),
         ),
     )
 

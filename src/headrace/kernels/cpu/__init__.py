@@ -7,6 +7,7 @@
     vectors.py      SIMD registers and instructions for numba
     attention.py    attention over the paged cache, all sequences in one call
     rope.py         rotary embedding, and the cache layout that attention reads
+    cache_formats.py   numbers of the cache: float32, float16 or eight bits
     recurrent.py    causal convolutions and recurrent states, in PyTorch
     linear.py       linear layers: weights packed at load
     gemm.py         their GEMMs in float32; panels.py has what all of them share

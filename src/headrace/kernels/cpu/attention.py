@@ -5,6 +5,7 @@
     values   [tokens, Dv]   columns in chunks of two registers; the last chunk is moved back to end at Dv
 
 Keys that are stored as [tokens, D], which is the case for latents, are first transposed, KEYS at a time.
+Numbers that are narrower than float32 are widened in registers for few rows, and once in memory for many.
 For each KEYS positions: scores, softmax with a running maximum, then weights times values. Positions after the last
 token may hold anything: their scores are overwritten, their values never read.
 """
@@ -12,6 +13,7 @@ token may hold anything: their scores are overwritten, their values never read.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,17 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
+from headrace.kernels.cpu.cache_formats import (
+    FLOAT16_SIZE,
+    FLOAT32_SIZE,
+    LOADS,
+    LoadAt,
+    format_of,
+    number_at,
+    widen,
+)
 from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
-from headrace.kernels.cpu.native import Pointer, after, floats, inner, int32s
+from headrace.kernels.cpu.native import Pointer, address_of, after, floats, inner, int32s
 from headrace.kernels.cpu.rope import is_token_innermost
 from headrace.kernels.cpu.vectors import (
     LANES,
@@ -46,8 +57,9 @@ ROWS = 4  # with two registers of columns each, eight sums in flight: enough to 
 PAIR = 2 * LANES
 KEYS = 128  # positions per update of the running maximum
 TILE_ROWS = 48  # target rows per task: few enough for its scratch to stay in the L1 cache
-PREFETCH_ROWS = 8  # with at most this many rows attention is memory-bound, with more it is compute-bound
-CACHE_LINE = 16  # floats
+FEW_ROWS = 8  # with at most this many rows attention is memory-bound, with more it is compute-bound
+AHEAD = 2 * PAIR  # keys that are prefetched before they are read
+CACHE_LINE = 64  # bytes
 _NO_WINDOW = 2**62
 
 
@@ -75,6 +87,7 @@ def paged_attention(
     out = torch.empty((num_tokens, num_heads * value_dim), dtype=q.dtype)
     if num_tokens == 0:
         return out
+    of_keys, of_values = format_of(cache.keys), format_of(cache.values)
     _attend(
         q,
         cache.keys,
@@ -86,6 +99,7 @@ def paged_attention(
         layout.block_tables,
         0 if sinks is None else sinks,
         0 if slopes is None else slopes,
+        0 if cache.key_units is None else cache.key_units,
         layout.block_tables.stride(0),
         layout.num_seqs,
         q.stride(0),
@@ -96,10 +110,14 @@ def paged_attention(
         cache.values.stride(2),
         int(not is_token_innermost(cache.keys)),
         block_size,
+        of_keys.size,
+        of_keys.shift,
+        of_values.shift,
         tile_len,
         _NO_WINDOW if window is None else window,
         int(slides),
-        scale,
+        scale * of_keys.factor,
+        of_values.factor,
         0.0 if softcap is None else softcap,
         num_tasks=num_kv_heads * max(layout.num_seqs, num_tokens // tile_len),
     )
@@ -131,6 +149,7 @@ def _is_readable(cache: LayerCache) -> bool:
     block_tables="pointer",
     sinks="pointer",
     slopes="pointer",
+    key_units="pointer",
     table_stride="integer",
     num_seqs="integer",
     q_stride="integer",
@@ -141,10 +160,14 @@ def _is_readable(cache: LayerCache) -> bool:
     value_stride="integer",
     is_plain="integer",
     block_size="integer",
+    size="integer",
+    key_shift="integer",
+    value_shift="integer",
     tile_len="integer",
     window="integer",
     slides="integer",
     scale="float",
+    value_factor="float",
     softcap="float",
 )
 def _attend(pointer: Pointer) -> None:
@@ -172,7 +195,7 @@ def _attend(pointer: Pointer) -> None:
 def _scratch_len(num_rows: int, head_dim: int, value_dim: int) -> int:
     padded = (num_rows + ROWS - 1) // ROWS * ROWS
     chunks = (value_dim + PAIR - 1) // PAIR
-    return padded * (head_dim + KEYS + chunks * PAIR + 2) + KEYS * head_dim
+    return padded * (head_dim + KEYS + chunks * PAIR + 2) + KEYS * max(head_dim, PAIR)
 
 
 @inner
@@ -190,7 +213,7 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
     sums = after(scores, padded * KEYS)  # [chunks, padded, PAIR]
     maxima = after(sums, padded * ((a.value_dim + PAIR - 1) // PAIR) * PAIR)  # [padded]
     totals = after(maxima, padded)  # [padded]
-    packed = after(totals, padded)  # [D, KEYS]: see `_packs`
+    wide = after(totals, padded)  # keys and values that are copied before they are read: see `_packs`, `_widens`
 
     _take_queries(a, queries, first_token, num_rows, padded, kv_head)
     for row in range(padded):
@@ -206,23 +229,31 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
     table = after(int32s(a.block_tables), int32s(a.slots)[seq] * a.table_stride)
     end = first_position + num_tokens
     begin = _first_seen(a, first_position) // KEYS * KEYS
+    if padded <= FEW_ROWS:
+        _prefetch(a, a.keys, table, kv_head, begin, min(begin + AHEAD, end))
     for start in range(begin, end, KEYS):
         num_keys = min(KEYS, end - start)
         if _packs(a):
-            _pack_keys(a, packed, table, kv_head, start, num_keys)
-        _score(a, queries, scores, packed, table, kv_head, start, num_keys, first_position, padded)
+            _pack_keys(a, wide, table, kv_head, start, num_keys)
+        _score(a, queries, scores, wide, table, kv_head, start, end, first_position, padded)
         _soften(a, scores, sums, maxima, totals, kv_head, start, num_keys, first_position, num_rows, padded)
-        _mix(a, scores, sums, table, kv_head, start, num_keys, first_position, padded)
+        if _widens(a, padded):
+            _mix_widened(a, scores, sums, wide, table, kv_head, start, num_keys, first_position, padded)
+        else:
+            _mix(a, scores, sums, table, kv_head, start, num_keys, first_position, padded)
     _write(a, sums, totals, first_token, num_rows, padded, kv_head)
 
 
 @inner
 def _take_queries(a: Arguments, queries: Pointer, first_token: int, num_rows: int, padded: int, kv_head: int) -> None:
     q = floats(a.q)
+    scale = a.scale
+    if a.key_units != 0:
+        scale *= floats(a.key_units)[kv_head]
     for row in range(num_rows):
         source = (first_token + row // a.group) * a.q_stride + (kv_head * a.group + row % a.group) * a.head_dim
         for d in range(a.head_dim):
-            queries[row * a.head_dim + d] = q[source + d] * a.scale
+            queries[row * a.head_dim + d] = q[source + d] * scale
     for i in range(num_rows * a.head_dim, padded * a.head_dim):
         queries[i] = 0.0
 
@@ -252,40 +283,48 @@ def _packs(a: Arguments) -> bool:
 
 
 @inner
+def _widens(a: Arguments, padded: int) -> bool:
+    """Whether keys and values are copied to float32 before they are read: narrower ones that meet many rows."""
+    widens: bool = a.size != FLOAT32_SIZE and padded > FEW_ROWS
+    return widens
+
+
+@inner
 def _pack_keys(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, start: int, num_keys: int) -> None:
-    keys = floats(a.keys)
     for key in range(num_keys):
         block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
         source, step = (block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset, a.block_size
         if a.is_plain != 0:
             source, step = source - offset + offset * a.head_dim, 1
         for d in range(a.head_dim):
-            packed[d * KEYS + key] = keys[source + d * step]
+            packed[d * KEYS + key] = number_at(a.keys, source + d * step, a.size, a.key_shift)
 
 
 @inner
-def _keys_at(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, start: int, key: int) -> Pointer:
-    """Returns where the first dimension of LANES keys is; the next dimension is block_size (packed: KEYS) further."""
-    if _packs(a):
-        return after(packed, key)
-    block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
-    return after(floats(a.keys), (block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset)
+def _key_address(a: Arguments, table: Pointer, kv_head: int, position: int) -> int:
+    """Returns where the first dimension of a key is; the next dimension is block_size numbers further."""
+    block, offset = table[position // a.block_size], position % a.block_size
+    address: int = a.keys + ((block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset) * a.size
+    return address
 
 
 @inner
-def _prefetch(a: Arguments, table: Pointer, kv_head: int, start: int, key: int, num_keys: int) -> None:
-    """Prefetches the values of the current keys and the next keys: blocks are scattered, so the hardware cannot
-    predict them."""
-    keys, values = floats(a.keys), floats(a.values)
-    block_len = a.head_dim * a.block_size
-    for first in range(key, min(key + PAIR, num_keys), a.block_size):
-        source = (table[(start + first) // a.block_size] * a.num_kv_heads + kv_head) * block_len
-        for i in range(0, block_len, CACHE_LINE):
-            prefetch(values, source + i)
-    for first in range(key + PAIR, min(key + 2 * PAIR, num_keys), a.block_size):
-        source = (table[(start + first) // a.block_size] * a.num_kv_heads + kv_head) * block_len
-        for i in range(0, block_len, CACHE_LINE):
-            prefetch(keys, source + i)
+def _widen_keys(a: Arguments, wide: Pointer, table: Pointer, kv_head: int, position: int, num_keys: int) -> None:
+    """Widens the keys of PAIR positions to [D, PAIR], or of LANES if there are no more."""
+    for lane in range(0, min(num_keys, PAIR), LANES):
+        address = _key_address(a, table, kv_head, position + lane)
+        widen(address, a.block_size, a.size, a.key_shift, after(wide, lane), PAIR, a.head_dim)
+
+
+@inner
+def _prefetch(a: Arguments, side: int, table: Pointer, kv_head: int, begin: int, end: int) -> None:
+    """Prefetches keys or values of the positions from `begin` on, a multiple of LANES, to `end`: blocks are scattered,
+    so the hardware cannot predict them."""
+    block_bytes = a.head_dim * a.block_size * a.size
+    for position in range(begin, end, a.block_size):
+        source = side + (table[position // a.block_size] * a.num_kv_heads + kv_head) * block_bytes
+        for i in range(0, block_bytes, CACHE_LINE):
+            prefetch(floats(source + i), 0)
 
 
 @inner
@@ -293,54 +332,71 @@ def _score(
     a: Arguments,
     queries: Pointer,
     scores: Pointer,
-    packed: Pointer,
+    wide: Pointer,
     table: Pointer,
     kv_head: int,
     start: int,
-    num_keys: int,
+    end: int,
     first_position: int,
     padded: int,
 ) -> None:
-    stride = KEYS if _packs(a) else a.block_size
+    """Multiplies queries with the keys from `start` on, at most KEYS of them. `end`: of all keys of this task."""
+    num_keys = min(KEYS, end - start)
     for key in range(0, num_keys, PAIR):
-        left = _keys_at(a, packed, table, kv_head, start, key)
-        right = left
-        if key + LANES < num_keys:
-            right = _keys_at(a, packed, table, kv_head, start, key + LANES)
-        if padded <= PREFETCH_ROWS:
-            _prefetch(a, table, kv_head, start, key, num_keys)
+        second = LANES if key + LANES < num_keys else 0
+        if padded <= FEW_ROWS:
+            ahead = start + key + AHEAD
+            _prefetch(a, a.values, table, kv_head, start + key, min(start + key + PAIR, end))
+            _prefetch(a, a.keys, table, kv_head, ahead, min(ahead + PAIR, end))
+        size, shift = FLOAT32_SIZE, 0
+        if _packs(a):
+            left, right, stride = address_of(wide, key), address_of(wide, key + second), KEYS
+        elif _widens(a, padded):
+            _widen_keys(a, wide, table, kv_head, start + key, num_keys - key)
+            left, right, stride = address_of(wide, 0), address_of(wide, second), PAIR
+        else:
+            left = _key_address(a, table, kv_head, start + key)
+            right = _key_address(a, table, kv_head, start + key + second)
+            stride, size, shift = a.block_size, a.size, a.key_shift
         for row in range(0, padded, ROWS):
             if key < _visible(a, start, num_keys, first_position, row + ROWS - 1):
-                _score_rows(
-                    after(queries, row * a.head_dim),
-                    after(scores, row * KEYS + key),
-                    left,
-                    right,
-                    stride,
-                    a.head_dim,
-                )
+                line, target = after(queries, row * a.head_dim), after(scores, row * KEYS + key)
+                if size == FLOAT32_SIZE:
+                    _score_rows(line, target, left, right, stride, a.head_dim, shift)
+                elif size == FLOAT16_SIZE:
+                    _score_rows_float16(line, target, left, right, stride, a.head_dim, shift)
+                else:
+                    _score_rows_bytes(line, target, left, right, stride, a.head_dim, shift)
 
 
-@inner
-def _score_rows(queries: Pointer, scores: Pointer, left: Pointer, right: Pointer, stride: int, head_dim: int) -> None:
-    """Multiplies ROWS queries with two registers of keys."""
-    s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = splat(0.0)
-    for d in range(head_dim):
-        k0, k1 = load(left, d * stride), load(right, d * stride)
-        q0, q1 = splat(queries[d]), splat(queries[head_dim + d])
-        q2, q3 = splat(queries[2 * head_dim + d]), splat(queries[3 * head_dim + d])
-        s00, s01 = fma(q0, k0, s00), fma(q0, k1, s01)
-        s10, s11 = fma(q1, k0, s10), fma(q1, k1, s11)
-        s20, s21 = fma(q2, k0, s20), fma(q2, k1, s21)
-        s30, s31 = fma(q3, k0, s30), fma(q3, k1, s31)
-    store(scores, 0, s00)
-    store(scores, LANES, s01)
-    store(scores, KEYS, s10)
-    store(scores, KEYS + LANES, s11)
-    store(scores, 2 * KEYS, s20)
-    store(scores, 2 * KEYS + LANES, s21)
-    store(scores, 3 * KEYS, s30)
-    store(scores, 3 * KEYS + LANES, s31)
+def _scoring(load_at: LoadAt) -> Callable[..., None]:
+    @inner
+    def score_rows(
+        queries: Pointer, scores: Pointer, left: int, right: int, stride: int, head_dim: int, shift: int
+    ) -> None:
+        """Multiplies ROWS queries with two registers of keys, given as addresses."""
+        s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = splat(0.0)
+        for d in range(head_dim):
+            k0, k1 = load_at(left, d * stride, shift), load_at(right, d * stride, shift)
+            q0, q1 = splat(queries[d]), splat(queries[head_dim + d])
+            q2, q3 = splat(queries[2 * head_dim + d]), splat(queries[3 * head_dim + d])
+            s00, s01 = fma(q0, k0, s00), fma(q0, k1, s01)
+            s10, s11 = fma(q1, k0, s10), fma(q1, k1, s11)
+            s20, s21 = fma(q2, k0, s20), fma(q2, k1, s21)
+            s30, s31 = fma(q3, k0, s30), fma(q3, k1, s31)
+        store(scores, 0, s00)
+        store(scores, LANES, s01)
+        store(scores, KEYS, s10)
+        store(scores, KEYS + LANES, s11)
+        store(scores, 2 * KEYS, s20)
+        store(scores, 2 * KEYS + LANES, s21)
+        store(scores, 3 * KEYS, s30)
+        store(scores, 3 * KEYS + LANES, s31)
+
+    return score_rows
+
+
+_score_rows, _score_rows_float16, _score_rows_bytes = map(_scoring, LOADS)
 
 
 @inner
@@ -429,7 +485,6 @@ def _mix(
     padded: int,
 ) -> None:
     """Adds weights times values to the sums, one chunk of columns and ROWS rows at a time."""
-    values = floats(a.values)
     for chunk in range((a.value_dim + PAIR - 1) // PAIR):
         column = min(chunk * PAIR, a.value_dim - PAIR)
         for row in range(0, padded, ROWS):
@@ -437,36 +492,87 @@ def _mix(
             visible = _visible(a, start, num_keys, first_position, row + ROWS - 1)
             key = 0
             while key < visible:
-                block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
-                length = min(a.block_size - offset, visible - key)
-                source = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * a.value_stride + column
-                _mix_rows(after(weights, row * KEYS + key), after(values, source), line, length, a.value_stride)
+                source = _value_address(a, table, kv_head, start + key, column)
+                length = min(a.block_size - (start + key) % a.block_size, visible - key)
+                these = after(weights, row * KEYS + key)
+                if a.size == FLOAT32_SIZE:
+                    _mix_rows(these, source, line, length, a.value_stride, a.value_shift)
+                elif a.size == FLOAT16_SIZE:
+                    _mix_rows_float16(these, source, line, length, a.value_stride, a.value_shift)
+                else:
+                    _mix_rows_bytes(these, source, line, length, a.value_stride, a.value_shift)
                 key += length
 
 
 @inner
-def _mix_rows(weights: Pointer, values: Pointer, sums: Pointer, length: int, stride: int) -> None:
-    """Adds `length` values, two registers of each, to ROWS rows."""
-    s00, s01 = load(sums, 0), load(sums, LANES)
-    s10, s11 = load(sums, PAIR), load(sums, PAIR + LANES)
-    s20, s21 = load(sums, 2 * PAIR), load(sums, 2 * PAIR + LANES)
-    s30, s31 = load(sums, 3 * PAIR), load(sums, 3 * PAIR + LANES)
-    for t in range(length):
-        v0, v1 = load(values, t * stride), load(values, t * stride + LANES)
-        w0, w1 = splat(weights[t]), splat(weights[KEYS + t])
-        w2, w3 = splat(weights[2 * KEYS + t]), splat(weights[3 * KEYS + t])
-        s00, s01 = fma(w0, v0, s00), fma(w0, v1, s01)
-        s10, s11 = fma(w1, v0, s10), fma(w1, v1, s11)
-        s20, s21 = fma(w2, v0, s20), fma(w2, v1, s21)
-        s30, s31 = fma(w3, v0, s30), fma(w3, v1, s31)
-    store(sums, 0, s00)
-    store(sums, LANES, s01)
-    store(sums, PAIR, s10)
-    store(sums, PAIR + LANES, s11)
-    store(sums, 2 * PAIR, s20)
-    store(sums, 2 * PAIR + LANES, s21)
-    store(sums, 3 * PAIR, s30)
-    store(sums, 3 * PAIR + LANES, s31)
+def _mix_widened(
+    a: Arguments,
+    weights: Pointer,
+    sums: Pointer,
+    wide: Pointer,
+    table: Pointer,
+    kv_head: int,
+    start: int,
+    num_keys: int,
+    first_position: int,
+    padded: int,
+) -> None:
+    """The same with values that are widened first, a chunk of columns for all rows."""
+    for chunk in range((a.value_dim + PAIR - 1) // PAIR):
+        column = min(chunk * PAIR, a.value_dim - PAIR)
+        key = 0
+        while key < num_keys:
+            source = _value_address(a, table, kv_head, start + key, column)
+            length = min(a.block_size - (start + key) % a.block_size, num_keys - key)
+            for lane in range(0, PAIR, LANES):
+                target = after(wide, key * PAIR + lane)
+                widen(source + lane * a.size, a.value_stride, a.size, a.value_shift, target, PAIR, length)
+            key += length
+        for row in range(0, padded, ROWS):
+            line = after(sums, (chunk * padded + row) * PAIR)
+            visible = _visible(a, start, num_keys, first_position, row + ROWS - 1)
+            _mix_rows(after(weights, row * KEYS), address_of(wide, 0), line, visible, PAIR, 0)
+
+
+@inner
+def _value_address(a: Arguments, table: Pointer, kv_head: int, position: int, column: int) -> int:
+    """Returns where a column of a value is; the value of the next position in the block is value_stride numbers
+    further."""
+    block, offset = table[position // a.block_size], position % a.block_size
+    row = (block * a.num_kv_heads + kv_head) * a.block_size + offset
+    address: int = a.values + (row * a.value_stride + column) * a.size
+    return address
+
+
+def _mixing(load_at: LoadAt) -> Callable[..., None]:
+    @inner
+    def mix_rows(weights: Pointer, values: int, sums: Pointer, length: int, stride: int, shift: int) -> None:
+        """Adds `length` values, two registers of each, to ROWS rows. `values` is an address."""
+        s00, s01 = load(sums, 0), load(sums, LANES)
+        s10, s11 = load(sums, PAIR), load(sums, PAIR + LANES)
+        s20, s21 = load(sums, 2 * PAIR), load(sums, 2 * PAIR + LANES)
+        s30, s31 = load(sums, 3 * PAIR), load(sums, 3 * PAIR + LANES)
+        for t in range(length):
+            v0, v1 = load_at(values, t * stride, shift), load_at(values, t * stride + LANES, shift)
+            w0, w1 = splat(weights[t]), splat(weights[KEYS + t])
+            w2, w3 = splat(weights[2 * KEYS + t]), splat(weights[3 * KEYS + t])
+            s00, s01 = fma(w0, v0, s00), fma(w0, v1, s01)
+            s10, s11 = fma(w1, v0, s10), fma(w1, v1, s11)
+            s20, s21 = fma(w2, v0, s20), fma(w2, v1, s21)
+            s30, s31 = fma(w3, v0, s30), fma(w3, v1, s31)
+        store(sums, 0, s00)
+        store(sums, LANES, s01)
+        store(sums, PAIR, s10)
+        store(sums, PAIR + LANES, s11)
+        store(sums, 2 * PAIR, s20)
+        store(sums, 2 * PAIR + LANES, s21)
+        store(sums, 3 * PAIR, s30)
+        store(sums, 3 * PAIR + LANES, s31)
+
+    return mix_rows
+
+
+_mix_rows, _mix_rows_float16, _mix_rows_bytes = map(_mixing, LOADS)
 
 
 @inner
@@ -480,6 +586,6 @@ def _write(
         for chunk in range((a.value_dim + PAIR - 1) // PAIR):
             target = after(out, (token * num_heads + head) * a.value_dim + min(chunk * PAIR, a.value_dim - PAIR))
             line = after(sums, (chunk * padded + row) * PAIR)
-            share = splat(1.0 / totals[row])
+            share = splat(a.value_factor / totals[row])
             store(target, 0, multiply(load(line, 0), share))
             store(target, LANES, multiply(load(line, LANES), share))

@@ -47,6 +47,7 @@ floats = _pointer_to(types.float32)
 int32s = _pointer_to(types.int32)
 int64s = _pointer_to(types.int64)
 uint8s = _pointer_to(types.uint8)
+uint16s = _pointer_to(types.uint16)
 
 
 @intrinsic
@@ -57,6 +58,16 @@ def after(typing: Any, pointer: Any, distance: Any) -> Any:
         return builder.gep(args[0], [args[1]])
 
     return pointer(pointer, types.intp), emit
+
+
+@intrinsic
+def address_of(typing: Any, pointer: Any, distance: Any) -> Any:
+    """Returns the address of pointer[distance]."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(builder.gep(args[0], [args[1]]), _WORD)
+
+    return types.intp(pointer, types.intp), emit
 
 
 @intrinsic

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.kernels import reference
+from headrace.kernels.cpu.cache_formats import format_of, put
 from headrace.kernels.cpu.launch import arguments_at, claim, kernel
-from headrace.kernels.cpu.native import Pointer, after, floats, inner, int64s
+from headrace.kernels.cpu.native import Pointer, address_of, after, floats, inner, int64s
+from headrace.kernels.cpu.vectors import LANES, load, mix_lanes, multiply, splat, store
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.reference.e3m4 import plain_key_units
+from headrace.kernels.reference.fp8 import FP8
 
 _TASK_TOKENS = 16  # consecutive tokens of a prompt share cache lines of the keys
 
@@ -22,9 +27,11 @@ def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
     """Allocates a cache whose keys have tokens innermost."""
-    keys = torch.empty((num_blocks, num_kv_heads, head_dim, block_size), dtype=dtype, device=device)
+    key_dtype = torch.uint8 if dtype == FP8 else dtype
+    keys = torch.empty((num_blocks, num_kv_heads, head_dim, block_size), dtype=key_dtype, device=device)
     values = torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=dtype, device=device)
-    return LayerCache(keys=keys.transpose(2, 3), values=values)
+    units = plain_key_units(num_kv_heads, device) if dtype == FP8 else None
+    return LayerCache(keys=keys.transpose(2, 3), values=values, key_units=units)
 
 
 def is_token_innermost(keys: Tensor) -> bool:
@@ -49,6 +56,7 @@ def rope_and_store(
     qkv = qkv.contiguous()
     num_tokens, head_dim = qkv.shape[0], cache.keys.shape[3]
     num_tasks = -(-num_tokens // _TASK_TOKENS)
+    of_keys, of_values = format_of(cache.keys), format_of(cache.values)
     _rope_and_store(
         qkv,
         layout.positions,
@@ -58,11 +66,16 @@ def rope_and_store(
         cache.values,
         0 if q_norm is None else q_norm,
         0 if k_norm is None else k_norm,
+        0 if cache.key_units is None else cache.key_units,
         num_tokens,
         num_heads,
         num_kv_heads,
         head_dim,
         cache.block_size,
+        of_keys.size,
+        of_keys.shift,
+        of_values.shift,
+        cache.hadamard_len,
         num_tasks,
         eps,
         num_tasks=num_tasks,
@@ -79,11 +92,16 @@ def rope_and_store(
     values="pointer",
     q_norm="pointer",
     k_norm="pointer",
+    key_units="pointer",
     num_tokens="integer",
     num_heads="integer",
     num_kv_heads="integer",
     head_dim="integer",
     block_size="integer",
+    size="integer",
+    key_shift="integer",
+    value_shift="integer",
+    hadamard_len="integer",
     num_tasks="integer",
     eps="float",
 )
@@ -103,17 +121,21 @@ def _rope_and_store(pointer: Pointer) -> None:
                 if a.q_norm != 0:
                     _normalise_head(after(q, head * head_dim), floats(a.q_norm), head_dim, a.eps)
                 _rotate_head(after(q, head * head_dim), angles, head_dim)
+                _mix_head(after(q, head * head_dim), head_dim, a.hadamard_len)
             for head in range(num_kv_heads):
                 if a.k_norm != 0:
                     _normalise_head(after(k, head * head_dim), floats(a.k_norm), head_dim, a.eps)
                 _rotate_head(after(k, head * head_dim), angles, head_dim)
+                _mix_head(after(k, head * head_dim), head_dim, a.hadamard_len)
+                unit = np.float32(1.0)
+                if a.key_units != 0:
+                    unit = floats(a.key_units)[head]
                 start = (block * num_kv_heads + head) * a.block_size * head_dim
-                key = after(floats(a.keys), start + offset)
-                value = after(floats(a.values), start + offset * head_dim)
-                for d in range(head_dim):
-                    key[d * a.block_size] = k[head * head_dim + d]
-                for d in range(head_dim):
-                    value[d] = v[head * head_dim + d]
+                key, value = address_of(k, head * head_dim), address_of(v, head * head_dim)
+                target = a.keys + (start + offset) * a.size
+                put(key, head_dim, unit, target, a.block_size, a.size, a.key_shift)
+                target = a.values + (start + offset * head_dim) * a.size
+                put(value, head_dim, np.float32(1.0), target, 1, a.size, a.value_shift)
         task = claim(pointer)
 
 
@@ -134,3 +156,25 @@ def _rotate_head(x: Pointer, angles: Pointer, head_dim: int) -> None:
         first, second, cos, sin = x[d], x[half + d], angles[d], angles[half + d]
         x[d] = first * cos - second * sin
         x[half + d] = second * cos + first * sin
+
+
+@inner
+def _mix_head(x: Pointer, head_dim: int, length: int) -> None:
+    """Multiplies each `length` neighbouring dimensions with the orthonormal Hadamard matrix."""
+    if length == 1:
+        return
+    step = 1
+    if head_dim % LANES == 0:
+        scale = splat(1 / math.sqrt(length))
+        for d in range(0, head_dim, LANES):
+            store(x, d, mix_lanes(multiply(load(x, d), scale), length))
+        step = LANES
+    else:
+        for d in range(head_dim):
+            x[d] = x[d] / math.sqrt(length)
+    while step < length:
+        for start in range(0, head_dim, 2 * step):
+            for d in range(start, start + step):
+                first, second = x[d], x[d + step]
+                x[d], x[d + step] = first + second, first - second
+        step *= 2

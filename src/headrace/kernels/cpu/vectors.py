@@ -7,6 +7,7 @@ The functions that take a builder emit the same instructions into code that a ke
 from __future__ import annotations
 
 import math
+import platform
 from typing import Any, TypeAlias
 
 from llvmlite import binding, ir
@@ -16,6 +17,7 @@ from numba.extending import intrinsic, models, register_model
 FEATURES = binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8
 HAS_VNNI = bool(FEATURES.get("avx512vnni") if LANES == 16 else FEATURES.get("avxvnni"))
+HAS_FLOAT16 = bool(FEATURES.get("f16c")) or platform.machine() not in ("x86_64", "AMD64")  # conversions from and to it
 
 Vector: TypeAlias = Any  # a register inside a kernel, as mypy sees it
 
@@ -24,6 +26,8 @@ _INT = ir.IntType(32)
 FLOATS = ir.VectorType(_FLOAT, LANES)
 INTS = ir.VectorType(_INT, LANES)
 SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_BYTE, _SHORT, _HALF = ir.IntType(8), ir.IntType(16), ir.HalfType()
+_WORDS, _HALVES = ir.VectorType(_SHORT, LANES), ir.VectorType(_HALF, LANES)
 
 
 class VectorType(types.Type):
@@ -136,6 +140,77 @@ def load(typing: Any, pointer: Any, index: Any) -> Any:
         return emit_load(builder, *args)
 
     return vector(types.CPointer(types.float32), types.intp), emit
+
+
+@intrinsic
+def load_float16(typing: Any, address: Any) -> Any:
+    """Loads LANES numbers of float16 at an address; any alignment. Only with `HAS_FLOAT16`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_widened(builder, _emit_load_at(builder, args[0], _SHORT))
+
+    return vector(types.intp), emit
+
+
+@intrinsic
+def load_bytes_as_float16(typing: Any, address: Any, shift: Any) -> Any:
+    """Loads LANES bytes as numbers of float16: the first bit is the sign, the others are shifted to the left. Only with
+    `HAS_FLOAT16`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, shift = args
+        wide = builder.sext(_emit_load_at(builder, address, _BYTE), _WORDS)
+        shift = builder.trunc(shift, _SHORT)
+        others = builder.or_(builder.shl(_SHORT(0x7F), shift), _SHORT(0x8000))
+        moved = builder.shl(wide, emit_splat(builder, shift, _WORDS))
+        return _emit_widened(builder, builder.and_(moved, emit_splat(builder, others, _WORDS)))
+
+    return vector(types.intp, types.intp), emit
+
+
+def _emit_load_at(builder: ir.IRBuilder, address: ir.Value, element: ir.Type) -> ir.Value:
+    pointer = builder.inttoptr(address, ir.VectorType(element, LANES).as_pointer())
+    return builder.load(pointer, align=1)
+
+
+def _emit_widened(builder: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    if not HAS_FLOAT16:
+        return ir.Constant(FLOATS, ir.Undefined)
+    return builder.fpext(builder.bitcast(words, _HALVES), FLOATS)
+
+
+@intrinsic
+def float_of_half(typing: Any, bits: Any) -> Any:
+    """Returns the number that has these bits in float16."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not HAS_FLOAT16:
+            return ir.Constant(_FLOAT, ir.Undefined)
+        return builder.fpext(builder.bitcast(builder.trunc(args[0], _SHORT), _HALF), _FLOAT)
+
+    return types.float32(types.intp), emit
+
+
+@intrinsic
+def half_of_float(typing: Any, value: Any) -> Any:
+    """Returns the bits of the nearest float16."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not HAS_FLOAT16:
+            return ir.Constant(_SHORT, ir.Undefined)
+        return builder.bitcast(builder.fptrunc(args[0], _HALF), _SHORT)
+
+    return types.uint16(types.float32), emit
+
+
+@intrinsic
+def bits_of(typing: Any, value: Any) -> Any:
+    """Returns the bits of a float32."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _INT)
+
+    return types.int32(types.float32), emit
 
 
 @intrinsic
@@ -270,6 +345,25 @@ def total(typing: Any, value: Any) -> Any:
         return emit_total(builder, args[0])
 
     return types.float32(vector), emit
+
+
+@intrinsic
+def mix_lanes(typing: Any, value: Any, length: Any) -> Any:
+    """Multiplies each `length` neighbouring lanes, or all if there are fewer, with the Hadamard matrix of ones and
+    minus ones."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value, length = args
+        step = 1
+        while step < LANES:
+            others = builder.shuffle_vector(value, value, _integers([lane ^ step for lane in range(LANES)]))
+            signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
+            is_on = builder.icmp_signed(">", length, length.type(step))
+            value = builder.select(is_on, emit_fma(builder, value, signs, others), value)
+            step *= 2
+        return value
+
+    return vector(vector, types.intp), emit
 
 
 _LN2_HIGH = 0.693359375  # multiplying it by any exponent of a float32 is exact

@@ -9,13 +9,15 @@ from headrace.kernels import reference
 from headrace.kernels.layout import LayerCache
 from headrace.kernels.ops.dispatch import kernels_for
 
+CPU_CACHE_DTYPES = (torch.float32, torch.float16, torch.float8_e4m3fn)  # beside activations in float32
+
 
 def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
     """Allocates one layer's cache, [num_blocks, Hkv, block_size, D] twice; on a CPU memory is committed only as it
     is used. In FP8, keys have units for numbers up to 62, which the caller replaces by those of the layer."""
-    kernels = kernels_for(device, dtype)
+    kernels = kernels_for(device, torch.float32 if device.type == "cpu" and dtype in CPU_CACHE_DTYPES else dtype)
     cache: LayerCache = kernels.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
     return cache
 

@@ -14,6 +14,8 @@ from headrace.kernels.reference.e3m4 import decode_e3m4, encode_e3m4
 from headrace.kernels.reference.fp8 import FP8, FP8_MAX
 from headrace.kernels.reference.norms import rms_norm
 
+FLOAT16_MAX = torch.finfo(torch.float16).max
+
 
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
@@ -69,8 +71,10 @@ def latent_attention(
 
 
 def _store(side: Tensor, blocks: Tensor, offsets: Tensor, x: Tensor) -> None:
-    """Stores keys or values. What exceeds the range of FP8 becomes its largest value."""
-    if side.dtype == FP8:
+    """Stores keys or values. What exceeds the range of a narrower type becomes its largest value."""
+    if side.dtype == torch.float16 and x.dtype == torch.float32:
+        side[blocks, :, offsets] = x.clamp(-FLOAT16_MAX, FLOAT16_MAX).half()
+    elif side.dtype == FP8:
         narrow = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
         side.view(torch.uint8)[blocks, :, offsets] = narrow.view(torch.uint8)
     else:
