@@ -320,14 +320,14 @@ class PagedRun:
         self.done = [0] * len(texts)
         self.logits: list[list[Tensor]] = [[] for _ in texts]
         self.tables = order[: len(texts) * MAX_BLOCKS].view(len(texts), MAX_BLOCKS).int()
-        self.caches = decoder.allocate_caches(NUM_BLOCKS, BLOCK_SIZE, num_slots=len(texts))
+        self.caches = decoder.allocate_caches(NUM_BLOCKS + 1, BLOCK_SIZE, num_slots=len(texts))
         for cache in self.caches:
             state = cache.state
             parts = [cache.keys, cache.values, *(() if state is None else (state.conv, state.matrices))]
             for part in parts:
                 if part is not None:
                     part.fill_(float("nan"))
-        self.steps = StepGraphs(decoder, self.caches)
+        self.steps = StepGraphs(decoder, self.caches, padding_block=NUM_BLOCKS)
 
     def step(self, step: Step) -> None:
         pieces = [torch.arange(self.done[row], self.done[row] + count) for row, count in step]

@@ -46,6 +46,19 @@ def test_graphs_of_decodes_and_of_verified_drafts_change_no_bit(tmp_path: Path) 
         assert torch.equal(found, wanted)
 
 
+def test_one_graph_verifies_drafts_of_several_lengths_and_changes_no_bit(tmp_path: Path) -> None:
+    """Of 5 and 6 tokens; rows without a token write to the block for padding alone."""
+    run = run_of(tmp_path, "qwen3")
+    steps: list[Step] = [[(0, 4), (1, 2)], [(0, 2), (1, 3)], [(1, 1), (0, 4)], [(0, 5), (1, 1)], [(1, 3), (0, 2)]]
+    schedule = [*PREFILLS, *steps]
+    expected = logits_of(run, schedule, uses_graphs=False)
+    for step in schedule:
+        run.step(step)
+    assert run.steps.num_graphs == 1
+    for parts, wanted in zip(run.logits, expected, strict=True):
+        assert torch.equal(torch.cat(parts), wanted)
+
+
 def test_a_shape_has_a_graph_from_its_second_step_on(tmp_path: Path) -> None:
     run = run_of(tmp_path, "qwen3")
     numbers = []

@@ -79,7 +79,7 @@ class CpuRunner:
         self._sampler = Sampler(shape.max_num_seqs, decoder.spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
         self._caches = self._allocate_caches(decoder, shape)
-        self._steps = StepGraphs(decoder, self._caches)
+        self._steps = StepGraphs(decoder, self._caches, padding_block=shape.num_blocks)
         self.host_blocks = HostBlocks(self._caches, shape.num_host_blocks) if shape.num_host_blocks else None
         self._draft = None if proposer is None else self._draft_model(proposer, shape)
         self._stream = device_thread(shape.num_threads)
@@ -88,14 +88,15 @@ class CpuRunner:
 
     @staticmethod
     def _allocate_caches(decoder: Decoder, shape: RunnerShape) -> list[LayerCache]:
-        return decoder.allocate_caches(shape.num_blocks, shape.block_size, shape.kv_dtype, num_slots=shape.max_num_seqs)
+        num_blocks = shape.num_blocks + 1  # the last one is for padding
+        return decoder.allocate_caches(num_blocks, shape.block_size, shape.kv_dtype, num_slots=shape.max_num_seqs)
 
     def _draft_model(self, proposer: Proposer, shape: RunnerShape) -> DraftModel:
         decoder, shares_cache = proposer.decoder, proposer.shares_cache
         own = None if shares_cache else self._allocate_caches(decoder, shape)
         return DraftModel(
             decoder,
-            StepGraphs(decoder, self._caches[: decoder.spec.num_layers] if own is None else own),
+            StepGraphs(decoder, self._caches[: decoder.spec.num_layers] if own is None else own, shape.num_blocks),
             shape.max_num_batched_tokens,
             None if shares_cache else torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=self._device),
         )
