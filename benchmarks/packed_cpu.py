@@ -62,24 +62,47 @@ def run_headrace(engine: str, given: argparse.Namespace) -> dict[str, Any]:
 class LlamaCpp:
     """A context of llama.cpp for so many sequences, by its low-level calls."""
 
-    def __init__(self, model: Any, num_seqs: int, given: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        model: Any,
+        num_seqs: int,
+        *,
+        max_len: int,
+        threads: int,
+        cache_type: int | None = None,
+    ) -> None:
+        """`cache_type`: of keys and values, one of ggml's; None: its default, float16."""
         import llama_cpp.llama_cpp as c
 
         settings = c.llama_context_default_params()
-        settings.n_ctx = num_seqs * (given.prompt_len + given.answer_len + 8)
+        settings.n_ctx = num_seqs * (max_len + 8)
         settings.n_seq_max = num_seqs
-        settings.n_threads = settings.n_threads_batch = given.threads
+        settings.n_threads = settings.n_threads_batch = threads
+        if cache_type is not None:
+            settings.type_k = settings.type_v = cache_type
         self._c, self._context = c, c.llama_init_from_model(model, settings)
-        self._batch = c.llama_batch_init(max(given.prompt_len, num_seqs), 0, 1)
+        self._max_tokens = int(settings.n_batch)  # of one call
+        self._batch = c.llama_batch_init(max(self._max_tokens, num_seqs), 0, 1)
         self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
 
     def generate(self, prompts: list[list[int]], answer_len: int) -> None:
+        self.extend(self.fill(prompts), len(prompts[0]), answer_len - 1)
+
+    def fill(self, prompts: list[list[int]]) -> list[int]:
+        """Computes prompts, one after the other, and returns the first token of each answer."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), True)
-        last = []
+        found = []
         for sequence, ids in enumerate(prompts):
-            self._decode([(token, at, sequence, at == len(ids) - 1) for at, token in enumerate(ids)])
-            last.append(self._best(len(ids) - 1))
-        for at in range(len(prompts[0]), len(prompts[0]) + answer_len - 1):
+            rows = [(token, at, sequence, at == len(ids) - 1) for at, token in enumerate(ids)]
+            for start in range(0, len(rows), self._max_tokens):
+                chunk = rows[start : start + self._max_tokens]
+                self._decode(chunk)
+            found.append(self._best(len(chunk) - 1))
+        return found
+
+    def extend(self, last: list[int], length: int, num_tokens: int) -> None:
+        """Decodes further tokens of sequences that have this length."""
+        for at in range(length, length + num_tokens):
             self._decode([(token, at, sequence, True) for sequence, token in enumerate(last)])
             last = [self._best(index) for index in range(len(last))]
 
@@ -111,7 +134,7 @@ def run_llama_cpp(given: argparse.Namespace) -> dict[str, Any]:
     ready = perf_counter() - started
     rates = {}
     for num_seqs in given.seqs:
-        engine = LlamaCpp(model, num_seqs, given)
+        engine = LlamaCpp(model, num_seqs, max_len=given.prompt_len + given.answer_len, threads=given.threads)
         for seed in range(WARM_UPS + 1):
             started = perf_counter()
             engine.generate(prompts_of(num_seqs, given.prompt_len, seed), given.answer_len)
