@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.dist.mesh import Span
 from headrace.kernels import ops, reference
 from headrace.kernels.layout import Routes
+from headrace.models.mixture import routes_to
 from tests.kernels.places import Place, cases, relative_error
 
 RULES = ["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen"]
@@ -220,7 +222,7 @@ FEWER_ROUTES = (0, 96, 16, 17, 0, 1, 32, 33, 0, 0, 0, 0)  # tiles of 32
     gpu=[
         (num_routes, *shape)
         for num_routes in (MANY_ROUTES, FEW_ROUTES, FEWER_ROUTES)
-        for shape in [(512, 256), (384, 192), (200, 136)]
+        for shape in [(512, 256), (384, 192), (320, 64), (200, 136)]
     ],
     interpreted=[(MANY_ROUTES, 72, 40), (FEW_ROUTES, 128, 64), (FEWER_ROUTES, 128, 64)],
 )
@@ -238,6 +240,26 @@ def test_last_tiles_of_all_heights_match_their_reference(
     assert relative_error(packed(x, routes), expected) < place.error
     gated = gpu.gated_experts(packed, x, routes, "silu")
     assert relative_error(gated, reference.silu_and_mul(expected)) < 2 * place.error
+
+
+@cases(
+    "num_tokens num_columns width",
+    gpu=[(tokens, *shape) for tokens in (30, 400) for shape in [(320, 64), (200, 136)]],
+    interpreted=[(30, 64, 64), (90, 128, 64), (30, 72, 40)],
+)
+@pytest.mark.parametrize("span", [Span(0, 3), Span(4, 9), Span(8, 12)], ids=str)
+def test_a_rank_with_some_of_the_experts_computes_the_routes_to_these(
+    place: Place, num_tokens: int, num_columns: int, width: int, span: Span
+) -> None:
+    from headrace.kernels import gpu
+
+    routes = uneven_routes(place, num_tokens, 12, 3)
+    weight, x = place.randn(12, num_columns, width), place.randn(num_tokens, width)
+    expected = reference.pack_experts(weight)(x, routes, weighs=True)
+    found = gpu.pack_experts(weight[span.start : span.end])(x, routes_to(span, routes), weighs=True)
+    experts = experts_of(routes)
+    is_ours = (experts >= span.start) & (experts < span.end)
+    assert relative_error(found[is_ours], expected[is_ours]) < place.error
 
 
 @cases("num_tokens num_chosen", gpu=[(1, 1), (50, 2), (900, 1)], interpreted=[])

@@ -284,6 +284,17 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
     assert out[1, had_not_ended].tolist() == [expected_states[i] for i in had_not_ended]
 
 
+@cases("width", gpu=[(576,), (4096,)], interpreted=[(8,), (1100,)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_lookup_picks_rows_of_a_table(place: Place, width: int, dtype: torch.dtype) -> None:
+    from headrace.kernels import gpu
+
+    table = place.randn(10, width + 8)[:, :width]  # part of a wider one
+    token_ids = torch.tensor([3, 3, 9, 0], device=place.device, dtype=dtype)
+    assert torch.equal(gpu.embed(token_ids, table), reference.embed(token_ids, table))
+    assert gpu.embed(token_ids[:0], table).shape == (0, width)
+
+
 @everywhere
 def test_results_of_steps_go_to_the_places_of_a_ring_in_turn(place: Place) -> None:
     from headrace.kernels.gpu.slots import RING_PLACES, append_tokens

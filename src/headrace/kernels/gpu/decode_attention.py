@@ -176,8 +176,9 @@ def _decode(
     """Reads FP8 values as 16-bit pairs of dimensions: a GPU can transpose tiles of 16-bit words for its dot
     products, but not of bytes.
 
-    What is read before the wait describes the step: kernels wrote it before the step's first plain launch, the lookup
-    of the embeddings, so it is complete when any kernel after that starts."""
+    What is read before the wait describes the step: kernels wrote it before the lookup of the embeddings, which waits
+    for them before it lets the next kernel start (`embeddings.py`), so it is complete when any kernel after that
+    starts."""
     let_next_start(IS_DEPENDENT)
     head, item = tl.program_id(0), tl.program_id(1)
     seq, split = item, 0

@@ -197,7 +197,8 @@ def _rope_and_attend(
     """Computes one kv head of one sequence, or of one split of its context.
 
     Heads are two parts of half their size: keys and queries are rotated so, and values are weighted so (of an FP8
-    cache, even and odd dimensions). What is read before the wait was written before the step's first plain launch."""
+    cache, even and odd dimensions). What is read before the wait was written before the lookup of the embeddings
+    ended its own (`embeddings.py`)."""
     let_next_start(IS_DEPENDENT)
     head, item = tl.program_id(0), tl.program_id(1)
     seq, split = item, 0
