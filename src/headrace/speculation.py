@@ -53,10 +53,11 @@ class Speculation:
     free_rows: float  # rows whose computation takes as long as all that a step does once
     draft_cost: float = 0.0  # of drafting one token of each sequence, in steps of one row
     wait_cost: float = 0.0  # of a step that is not submitted ahead of the one before, likewise
-    max_free_seqs: int = 0  # up to so many decoding sequences, waiting costs nothing
 
-    def wait_cost_of(self, num_seqs: int) -> float:
-        return 0.0 if num_seqs <= self.max_free_seqs else self.wait_cost
+    def waiting_tokens(self, num_seqs: int) -> float:
+        """How many tokens so many sequences would get in the time that waiting takes."""
+        step_cost = (1.0 + num_seqs / self.free_rows) / (1.0 + 1.0 / self.free_rows)
+        return self.wait_cost * num_seqs / step_cost
 
     @property
     def drafts_on_device(self) -> bool:

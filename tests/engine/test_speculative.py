@@ -48,7 +48,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 def _drafts_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model drafts whatever the acceptance is."""
     monkeypatch.setattr(speculating, "CPU_FREE_ROWS", 1e9)
-    monkeypatch.setattr(speculating, "CPU_WAIT_COST", 0.0)
+    monkeypatch.setattr(speculating, "_wait_cost", lambda *_: 0.0)
     monkeypatch.setattr(speculating, "_draft_cost", lambda *_: 0.0)
 
 

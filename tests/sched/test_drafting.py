@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from headrace.sched import SchedulerLimits
 from headrace.speculation import Speculation, SpeculativeConfig
@@ -66,6 +67,24 @@ def test_drafts_become_fewer_where_they_are_rejected_and_are_tried_again_later()
     assert sum(drafted) < 50
 
 
+def test_a_new_sequence_drafts_as_much_as_others_before_it_had_accepted() -> None:
+    engine = driver(free_rows=3.0)
+    before = sum(run(engine, right, max_tokens=60)[:3])
+    for _ in range(6):
+        run(engine, wrong, max_tokens=60)
+    after = sum(run(engine, wrong, max_tokens=60)[:3])
+    assert before == 8 and after <= 2
+    for _ in range(20):  # what was rejected is forgotten, and drafts are tried again
+        run(engine, nothing, max_tokens=60)
+    assert sum(run(engine, right, max_tokens=60)[:3]) == 8
+
+
+def test_nothing_looks_up_what_could_not_pay() -> None:
+    engine = driver(wait_cost=3.0)
+    run(engine, lambda tokens, num_tokens: pytest.fail("looked up"), max_tokens=40)
+    assert engine.scheduler.stats.num_drafts == 0
+
+
 def test_nothing_waits_for_a_lookup_that_finds_nothing() -> None:
     engine = driver(wait_cost=0.1)
     num_lookups = 0
@@ -91,10 +110,12 @@ def test_drafts_that_gain_less_than_a_step_ahead_are_not_made() -> None:
     assert sum(run(driver(wait_cost=2.4), right, max_tokens=20)) == 0
 
 
-def test_few_sequences_may_wait_for_nothing() -> None:
-    for num_requests in (1, 2):
-        drafts = run(driver(wait_cost=2.4, max_free_seqs=1), right, num_requests=num_requests, max_tokens=20)
-        assert (sum(drafts) > 0) == (num_requests == 1)
+def test_waiting_costs_fewer_tokens_where_steps_take_longer_by_their_rows() -> None:
+    """A step of eight sequences takes 15 / 8 times one of a single sequence, and gives eight tokens."""
+    config = SpeculativeConfig(method="ngram")
+    found = Speculation(config=config, max_seqs=8, max_rows=64, free_rows=7.0, wait_cost=0.5)
+    assert found.waiting_tokens(1) == pytest.approx(0.5)
+    assert found.waiting_tokens(8) == pytest.approx(0.5 * 8 * 8 / 15)
 
 
 def test_nothing_is_drafted_for_more_sequences_than_the_limit() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.models.shards import check_divisible
@@ -10,20 +12,24 @@ from headrace.speculation import Speculation, SpeculativeConfig
 
 # Rows whose computation takes as long as what a decode step does once, mostly reading the weights. Measured for a CPU,
 # estimated for a GPU: docs/speculative.md.
-CPU_FREE_ROWS = 8.0
+CPU_FREE_ROWS = 6.0
 GPU_FREE_ROWS = 256.0
 CPU_MAX_SEQS = 16
-# A step of more sequences on a CPU that waits for the one before takes longer, by this share of one of a single
-# sequence. Measured with the default model: docs/speculative.md.
-CPU_WAIT_COST = 0.1
-CPU_MAX_FREE_SEQS = 4
 GPU_MAX_SEQS = 32
 GPU_MAX_ROWS = 256
-# A GPU idles while the host reads what a step with drafts has sampled and prepares the next one. Seconds of that, and
-# of a decode step of one sequence: for its weights, and for each layer beside them. Measured on an H200.
-GPU_WAIT_S = 0.8e-3
-GPU_WEIGHT_S = 2 / 4e12
-GPU_LAYER_S = 12e-6
+
+
+class StepTimes(NamedTuple):
+    """In seconds: a device idles while the host reads what a step with drafts has sampled and prepares the next one. A
+    decode step of one sequence takes as long as reading its weights, and a time for each layer beside them."""
+
+    wait: float
+    per_weight: float
+    per_layer: float
+
+
+GPU_TIMES = StepTimes(wait=0.8e-3, per_weight=2 / 4e12, per_layer=12e-6)  # measured on an H200
+CPU_TIMES = StepTimes(wait=1.1e-3, per_weight=1.3e-11, per_layer=80e-6)  # on two cores, with weights of four bits
 
 
 def choose_speculation(
@@ -55,8 +61,7 @@ def choose_speculation(
         max_rows=max_rows,
         free_rows=GPU_FREE_ROWS if on_gpu else CPU_FREE_ROWS,
         draft_cost=_draft_cost(speculative, spec, draft),
-        wait_cost=_gpu_wait_cost(spec) if on_gpu else CPU_WAIT_COST,
-        max_free_seqs=0 if on_gpu else CPU_MAX_FREE_SEQS,
+        wait_cost=_wait_cost(spec, GPU_TIMES if on_gpu else CPU_TIMES),
     )
 
 
@@ -121,10 +126,10 @@ def _draft_cost(speculative: SpeculativeConfig, spec: ModelSpec, draft: ModelSpe
     return 0.1 if draft is None else draft.num_params / spec.num_params
 
 
-def _gpu_wait_cost(spec: ModelSpec) -> float:
-    """The time that the GPU idles, as a share of a decode step: little for a large model, much for a small one."""
+def _wait_cost(spec: ModelSpec, times: StepTimes) -> float:
+    """The time that the device idles, as a share of a decode step: little for a large model, much for a small one."""
     num_weights = spec.num_params
     if (mixture := spec.mixture) is not None:
         num_idle = len(mixture.layers) * (mixture.num_experts - mixture.num_chosen)
         num_weights -= 3 * spec.hidden_size * mixture.expert_size * num_idle
-    return GPU_WAIT_S / (GPU_WEIGHT_S * num_weights + GPU_LAYER_S * spec.num_layers)
+    return times.wait / (times.per_weight * num_weights + times.per_layer * spec.num_layers)

@@ -32,9 +32,12 @@ from headrace.speculation import Speculation
 from headrace.steps import Drafts, IntArray
 from headrace.types import StructuredOutputs, TokenIds
 
-FIRST_ACCEPTANCE = 0.8  # assumed of a sequence until it has drafts of its own
-WEIGHT = 0.2  # of one draft against all before
-FORGETTING = 0.01  # share by which acceptance returns to the first one in a step without drafts: text changes
+FIRST_ACCEPTANCE = 0.8  # assumed until there were drafts
+WEIGHT = 0.2  # of one draft against all before of the same sequence
+USUAL_WEIGHT = 0.02  # of one draft against all before of all sequences
+# Shares by which, in a step without drafts, a sequence's acceptance returns to the usual one, and the usual one to the
+# first: text changes.
+FORGETTING, USUAL_FORGETTING = 0.01, 0.002
 MISSES_PER_PAUSE = 4  # lookups in a row that found nothing, for one more step without a lookup
 MAX_PAUSE = 8  # steps without a lookup, at most
 
@@ -61,6 +64,7 @@ class Drafting:
         )
         self._found = [_NOT_LOOKED_UP] * num_slots
         self._acceptance = np.full(num_slots, FIRST_ACCEPTANCE)
+        self._usual_acceptance = FIRST_ACCEPTANCE  # of all sequences, assumed of one until it has drafts of its own
         self._num_misses = np.zeros(num_slots, np.int64)  # lookups in a row that found nothing
         self._pause = np.zeros(num_slots, np.int64)  # decode steps until the next drafts
         self._may_draft = np.zeros(num_slots, np.bool_)
@@ -77,7 +81,7 @@ class Drafting:
         # only the host knows would be found after the tokens that follow it.
         is_known = slot not in self._slots.with_more_stops
         self._may_draft[slot] = is_known and (outputs is None or outputs.reasoning is None)
-        self._acceptance[slot] = FIRST_ACCEPTANCE
+        self._acceptance[slot] = self._usual_acceptance
         self._num_misses[slot] = self._pause[slot] = 0
         self._found[slot] = _NOT_LOOKED_UP
 
@@ -86,15 +90,17 @@ class Drafting:
         if not 0 < len(slots) <= self._speculation.max_seqs:
             return False
         lens = self._lens(slots)
-        if self._speculation.wait_cost_of(len(slots)) and not self._speculation.drafts_on_device:
-            lens = self._found_lens(slots, lens)
-        return self._pays(slots, lens)
+        if not self._pays(slots, lens):
+            return False
+        looks_first = self._speculation.wait_cost and not self._speculation.drafts_on_device
+        return not looks_first or self._pays(slots, self._found_lens(slots, lens))
 
     def pass_step(self, slots: IntArray) -> None:
         """A decode step without drafts is planned for these slots."""
         if len(slots) <= self._speculation.max_seqs:
             self._pause[slots] = np.maximum(self._pause[slots] - 1, 0)
-            self._acceptance[slots] += FORGETTING * (FIRST_ACCEPTANCE - self._acceptance[slots])
+            self._acceptance[slots] += FORGETTING * (self._usual_acceptance - self._acceptance[slots])
+            self._usual_acceptance += USUAL_FORGETTING * (FIRST_ACCEPTANCE - self._usual_acceptance)
 
     def propose(self, slots: IntArray) -> Drafts | None:
         """The drafts of a step that decodes these slots, whose tokens are all known; None if there are none."""
@@ -131,7 +137,7 @@ class Drafting:
         acceptance = np.clip(self._acceptance[slots], 0.01, 0.99)
         accepted = acceptance * (1.0 - acceptance**lens) / (1.0 - acceptance)  # the sum of the powers 1 to lens
         gain = float(accepted.sum() - self._least(len(slots)) * lens.sum())
-        return gain >= self._speculation.wait_cost_of(len(slots)) * len(slots)
+        return gain >= self._speculation.waiting_tokens(len(slots))
 
     def _found_lens(self, slots: IntArray, lens: IntArray) -> IntArray:
         """The same lengths, but of drafts that a lookup found."""
@@ -162,6 +168,10 @@ class Drafting:
         num_tested = np.minimum(accepted + 1, drafted)  # those after the first rejected one say nothing
         weight: npt.NDArray[np.float64] = 1.0 - (1.0 - WEIGHT) ** num_tested
         self._acceptance[slots] += weight * (accepted / np.maximum(num_tested, 1) - self._acceptance[slots])
+        share = float(accepted.sum()) / max(1, int(num_tested.sum()))
+        self._usual_acceptance += (1.0 - (1.0 - USUAL_WEIGHT) ** int(num_tested.sum())) * (
+            share - self._usual_acceptance
+        )
         stats.num_drafts += len(slots)
         stats.num_draft_tokens += int(drafted.sum())
         stats.num_accepted_tokens += int(accepted.sum())

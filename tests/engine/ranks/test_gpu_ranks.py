@@ -115,7 +115,7 @@ def answers_with_drafts(model: Path, method: str, monkeypatch: pytest.MonkeyPatc
     """Of two tensor ranks; a tiny model drafts whatever the acceptance is."""
     monkeypatch.setattr(speculating, "GPU_FREE_ROWS", 1e9)
     monkeypatch.setattr(speculating, "_draft_cost", lambda *_: 0.0)
-    monkeypatch.setattr(speculating, "GPU_WAIT_S", 0.0)
+    monkeypatch.setattr(speculating, "_wait_cost", lambda *_: 0.0)
     config = METHODS[method] | ({"model": str(model)} if method == "draft_model" else {})
     return answers(model, tensor_parallel_size=2, speculative_config=config)
 

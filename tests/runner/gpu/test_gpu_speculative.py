@@ -41,7 +41,7 @@ def _drafts_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model drafts whatever the acceptance is."""
     monkeypatch.setattr(speculating, "GPU_FREE_ROWS", 1e9)
     monkeypatch.setattr(speculating, "_draft_cost", lambda *_: 0.0)
-    monkeypatch.setattr(speculating, "GPU_WAIT_S", 0.0)
+    monkeypatch.setattr(speculating, "_wait_cost", lambda *_: 0.0)
 
 
 def prompts(num: int) -> list[list[int]]:
