@@ -203,11 +203,11 @@ def fit_constants(known: list[Case]) -> Constants:
         errors = np.log([case.predicted(constants) for case in known]) - measured
         return np.concatenate((errors / NOISE, (at - start) / widths))
 
-    best = _gauss_newton(residuals, start)
+    best = gauss_newton(residuals, start)
     return Constants(**{name: float(f"{value:.3g}") for name, value in zip(names, np.exp(best).tolist(), strict=True)})
 
 
-def _gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
+def gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
     at, here = start, residuals(start)
     for _ in range(12):
         jacobian = np.empty((len(here), len(at)))

@@ -8,11 +8,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from benchmarks import plan_accuracy
+from benchmarks import plan_accuracy, plan_accuracy_cpu
 
-from headrace.plan.constants import ERRORS, FEW_PACKED, H200
+from headrace.plan.constants import CPU, CPU_ERROR, ERRORS, FEW_PACKED, H200
+from headrace.plan.gpus import cpu
 
 RECORD: dict[str, Any] = json.loads(plan_accuracy.RECORD.read_text(encoding="utf-8"))
+RECORD_CPU: dict[str, Any] = json.loads(plan_accuracy_cpu.RECORD.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,20 @@ def test_the_predictions_are_those_of_the_record(rows: list[dict[str, Any]]) -> 
         now = found[row["model"], row["workload"], row["dtype"]]
         assert now["predicted_s"] == pytest.approx(row["predicted_s"], rel=1e-3)
         assert (now["used"], now["measured_s"]) == (row["used"], row["measured_s"])
+
+
+def test_the_constants_and_errors_of_a_cpu_are_those_of_its_record() -> None:
+    """If this fails, run benchmarks/plan_accuracy_cpu.py on an idle machine, and copy its constants."""
+    assert asdict(CPU) == RECORD_CPU["constants"]
+    host = RECORD_CPU["host"]
+    device = cpu(**host, memory_bytes=plan_accuracy_cpu.MEMORY_BYTES)
+    found = plan_accuracy_cpu.rows_of(device, CPU)
+    assert [row["error"] for row in found] == pytest.approx([row["error"] for row in RECORD_CPU["rows"]], abs=2e-3)
+    errors = [abs(row["error"]) for row in found if row["used"] == "held out"]
+    assert len(errors) == CPU_ERROR.num_records
+    assert (max(errors), sum(errors) / len(errors)) == pytest.approx(
+        (CPU_ERROR.max_error, CPU_ERROR.mean_error), abs=0.01
+    )
 
 
 def test_held_out_records_are_predicted_within_15_percent(rows: list[dict[str, Any]]) -> None:

@@ -120,12 +120,22 @@ def _num_cpus(topology: CpuTopology) -> int:
 
 def _multiplies_packed(root: Path) -> bool:
     """Whether the CPU is an x86 with AVX2, as the kernels need it (`kernels/cpu/panels.py`)."""
-    flags = next((line for line in read_text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), None)
+    flags = _cpu_field(root, "flags")
     return platform.machine() in ("x86_64", "AMD64") and (flags is None or "avx2" in flags.split())
 
 
-def _cpu_model(root: Path) -> str:
+def is_amd_with_avx512(root: Path = Path("/")) -> bool:
+    flags = _cpu_field(root, "flags") or ""
+    return _cpu_field(root, "vendor_id") == "AuthenticAMD" and "avx512f" in flags.split()
+
+
+def _cpu_field(root: Path, name: str) -> str | None:
+    """What /proc/cpuinfo says of the first CPU."""
     for line in read_text(root / "proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
+        if line.partition(":")[0].strip() == name:
             return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return None
+
+
+def _cpu_model(root: Path) -> str:
+    return _cpu_field(root, "model name") or platform.processor() or platform.machine()

@@ -9,7 +9,7 @@ from headrace.config import KvCacheDType, Quantization
 from headrace.engine.precision import BYTES_OF, cache_dtype_beside
 from headrace.errors import ConfigError, nearest
 from headrace.models.quantized import PackedBits
-from headrace.plan.gpus import Gpu
+from headrace.plan.gpus import PACKED_RATIO, Gpu
 
 WeightFormat = Literal["bfloat16", "float32", "fp8", "int8", "int4"]
 CacheFormat = Literal["auto", "float32", "float16", "bfloat16", "fp8"]
@@ -57,7 +57,10 @@ class Precision:
         return BYTES_OF[self.cache]
 
     def rate(self, gpu: Gpu) -> float:
-        """Peak FLOP/s of the layers' GEMMs. INT4 weights are widened, so they run at the 16-bit rate."""
+        """Peak FLOP/s of the layers' GEMMs. A GPU widens INT4 weights, so they run at the 16-bit rate; a CPU multiplies
+        packed weights by integers of 16 bits."""
+        if self.is_wide and (self.packed is not None or self.weights == "int4"):
+            return PACKED_RATIO * gpu.bf16_rate
         rates = {"fp8": gpu.fp8_rate, "int8": gpu.int8_rate}
         return rates.get(self.weights) or gpu.bf16_rate
 
