@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels.cpu.cache_formats import format_of, number_at, put
+from headrace.kernels.cpu.cache_formats import format_of, put, take_numbers
 from headrace.kernels.cpu.launch import arguments_at, claim, kernel
 from headrace.kernels.cpu.native import Pointer, floats
 from headrace.kernels.reference.e3m4 import decode_e3m4, encode_e3m4
@@ -21,8 +21,7 @@ def _store_and_read(pointer: Pointer) -> None:
     a = arguments_at(pointer)
     if claim(pointer) == 0:
         put(a.x, a.length, np.float32(1.0), a.side, 1, a.size, a.shift)
-        for i in range(a.length):
-            floats(a.back)[i] = number_at(a.side, i, a.size, a.shift)
+        take_numbers(a.side, 1, a.length, a.size, a.shift, floats(a.back), 1)
 
 
 def stored_and_read(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

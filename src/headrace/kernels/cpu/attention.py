@@ -27,7 +27,7 @@ from headrace.kernels.cpu.cache_formats import (
     LOADS,
     LoadAt,
     format_of,
-    number_at,
+    take_numbers,
     widen,
 )
 from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
@@ -296,8 +296,8 @@ def _pack_keys(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, star
         source, step = (block * a.num_kv_heads + kv_head) * a.head_dim * a.block_size + offset, a.block_size
         if a.is_plain != 0:
             source, step = source - offset + offset * a.head_dim, 1
-        for d in range(a.head_dim):
-            packed[d * KEYS + key] = number_at(a.keys, source + d * step, a.size, a.key_shift)
+        target = after(packed, key)
+        take_numbers(a.keys + source * a.size, step, a.head_dim, a.size, a.key_shift, target, KEYS)
 
 
 @inner

@@ -36,7 +36,6 @@ FLOAT32_SIZE, FLOAT16_SIZE = 4, 2  # bytes; numbers of one byte need a shift bes
 E4M3_SHIFT, E4M3_FACTOR = 7, 256.0
 _MIN_NORMAL = 2.0**-14  # of a float16
 
-
 # Loads LANES numbers from an address and an index on, with the shift of the format.
 LoadAt: TypeAlias = Callable[[int, int, int], Vector]
 
@@ -92,14 +91,22 @@ def widen(source: int, stride: int, size: int, shift: int, target: Pointer, targ
 
 
 @inner
-def number_at(source: int, index: int, size: int, shift: int) -> Any:
-    """Returns one number of those at an address, widened."""
+def take_numbers(
+    source: int, stride: int, length: int, size: int, shift: int, target: Pointer, target_stride: int
+) -> None:
+    """Copies `length` numbers from an address, `stride` apart, widened one by one."""
     if size == FLOAT32_SIZE:
-        return floats(source)[index]
-    if size == FLOAT16_SIZE:
-        return float_of_half(uint16s(source)[index])
-    byte = int(uint8s(source)[index])
-    return float_of_half((byte & 0x80) << 8 | (byte & 0x7F) << shift)
+        numbers = floats(source)
+        for i in range(length):
+            target[i * target_stride] = numbers[i * stride]
+    elif size == FLOAT16_SIZE:
+        halves = uint16s(source)
+        for i in range(length):
+            target[i * target_stride] = float_of_half(halves[i * stride])
+    else:
+        for i in range(length):
+            byte = int(uint8s(source)[i * stride])
+            target[i * target_stride] = float_of_half((byte & 0x80) << 8 | (byte & 0x7F) << shift)
 
 
 @inner
