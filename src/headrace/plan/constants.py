@@ -126,8 +126,8 @@ class MeasuredOnCpu:
     @property
     def text(self) -> str:
         return (
-            f"±{self.max_error:.0%}: the largest error on {self.num_records} held-out records of one AMD EPYC, "
-            f"{self.mean_error:.0%} in the mean; --probe shows it on this CPU"
+            f"not measured on every CPU: up to {self.max_error:.0%}, {self.mean_error:.0%} in the mean, on "
+            f"{self.num_records} held-out records of one AMD EPYC; --probe shows it here"
         )
 
 
@@ -148,7 +148,7 @@ def error_band(
 ) -> ErrorBand:
     """What is known about the error of such a prediction. `streams`: layers from host memory."""
     if gpu.is_cpu:
-        return ErrorBand(CPU_ERROR.max_error, CPU_ERROR.text)
+        return ErrorBand(None, CPU_ERROR.text)
     if not gpu.is_measured:
         return ErrorBand(None, f"not measured on this GPU; constants from {MEASURED_GPU}")
     if streams:

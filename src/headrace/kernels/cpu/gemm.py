@@ -19,7 +19,7 @@ from headrace.kernels.cpu.panels import (
     ROW_BLOCK,
     SIZE,
     TILE_ROWS,
-    copy_columns,
+    copy_panel,
     emit_for_rows,
     emit_sums,
     tasks_of,
@@ -70,23 +70,17 @@ def _multiply(pointer: Pointer) -> None:
 
 @inner
 def _multiply_panel(a: Arguments, scratch: Pointer, panel: int, first_row: int, num_rows: int) -> None:
-    out = after(floats(a.out), first_row * a.num_out + panel * PANEL)
-    num_columns = min(PANEL, a.num_out - panel * PANEL)
-    target, stride = out, a.num_out
-    if num_columns < PANEL:
-        target, stride = scratch, PANEL
     for start in range(0, a.depth, CHUNK):
         weights = after(floats(a.packed), (panel * a.depth + start) * PANEL)
         for row in range(0, num_rows, TILE_ROWS):
             x = after(floats(a.x), (first_row + row) * a.x_stride + start)
-            tile = after(target, row * stride)
-            before, before_stride = tile, stride
+            tile = after(scratch, row * PANEL)
+            before, before_stride = tile, PANEL
             if start == 0:
                 before, before_stride = after(floats(a.bias), panel * PANEL), 0
             depth, count = min(CHUNK, a.depth - start), min(TILE_ROWS, num_rows - row)
-            multiply_tile(count, x, a.x_stride, weights, depth, before, before_stride, tile, stride)
-    if num_columns < PANEL:
-        copy_columns(scratch, out, num_rows, num_columns, a.num_out)
+            multiply_tile(count, x, a.x_stride, weights, depth, before, before_stride, tile, PANEL)
+    copy_panel(scratch, floats(a.out), panel, first_row, num_rows, a.num_out)
 
 
 _FLOAT_POINTER = types.CPointer(types.float32)

@@ -28,7 +28,7 @@ from headrace.kernels.cpu.panels import (
     ROW_BLOCK,
     SIZE,
     TILE_ROWS,
-    copy_columns,
+    copy_panel,
     emit_for_rows,
     emit_sums,
     padded,
@@ -47,6 +47,7 @@ from headrace.kernels.cpu.vectors import (
     emit_dot_shorts,
     emit_fma,
     emit_load,
+    emit_prefetch,
     emit_splat,
     emit_store,
     largest,
@@ -214,19 +215,14 @@ def _store_one_rounded(typing: Any, out: Any, k: Any, value: Any) -> Any:
 def _multiply_panel(
     a: Arguments, rows: Pointer, row_scales: Pointer, scratch: Pointer, panel: int, first_row: int, num_rows: int
 ) -> None:
-    out = after(floats(a.out), first_row * a.num_out + panel * PANEL)
     scales, bias = after(floats(a.scales), panel * PANEL), after(floats(a.bias), panel * PANEL)
-    num_columns = min(PANEL, a.num_out - panel * PANEL)
-    target, stride = out, a.num_out
-    if num_columns < PANEL:
-        target, stride = scratch, PANEL
     for chunk in range(a.num_chunks):
         first_group = chunk * _GROUPS
         weights = after(uint8s(a.packed), (panel * a.num_groups + first_group) * PANEL * GROUP)
         offsets = after(int32s(a.offsets), (panel * a.num_chunks + chunk) * PANEL)
         for row in range(0, num_rows, TILE_ROWS):
-            tile = after(target, row * stride)
-            before, before_stride = tile, stride
+            tile = after(scratch, row * PANEL)
+            before, before_stride = tile, PANEL
             if chunk == 0:
                 before, before_stride = bias, 0
             _multiply_tile(
@@ -242,10 +238,9 @@ def _multiply_panel(
                 before,
                 before_stride,
                 tile,
-                stride,
+                PANEL,
             )
-    if num_columns < PANEL:
-        copy_columns(scratch, out, num_rows, num_columns, a.num_out)
+    copy_panel(scratch, floats(a.out), panel, first_row, num_rows, a.num_out)
 
 
 @intrinsic
@@ -304,6 +299,8 @@ def _emit_tile(
     def step(group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         first = b.mul(group, SIZE(PANEL * GROUP))
         columns = [_weights(b, b.gep(weights, [b.add(first, SIZE(v * LANES * GROUP))])) for v in range(NUM_VECTORS)]
+        for v in range(NUM_VECTORS):  # the next chunk, while further rows are multiplied by this one
+            emit_prefetch(b, weights, b.add(first, SIZE((_GROUPS * PANEL + v * LANES) * GROUP)))
         values = [_group_in_all_lanes(b, b.gep(row, [b.mul(group, SIZE(GROUP_BYTES))])) for row in inputs]
         return [dot(b, values[row], columns[v], known) for (row, v), known in zip(places, sums, strict=True)]
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from headrace.kernels.cpu.launch import Arguments, arguments_at, claim, kernel
 from headrace.kernels.cpu.native import Pointer, after, floats, inner, int32s, uint8s
-from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, as_panels, copy_columns, tasks_of
+from headrace.kernels.cpu.panels import PANEL, TILE_ROWS, as_panels, copy_panel, tasks_of
 from headrace.kernels.cpu.vectors import LANES
 from headrace.kernels.cpu.weight_only_tiles import UNIT_LENS, WORD_BITS, form_of, multiply_words, round_group
 from headrace.kernels.quantized import OUTER_LEN, GroupedWeight, with_group_len
@@ -205,11 +205,6 @@ def _multiply_panel(
     first_row: int,
     num_rows: int,
 ) -> None:
-    out = after(floats(a.out), first_row * a.num_out + panel * PANEL)
-    num_columns = min(PANEL, a.num_out - panel * PANEL)
-    target, stride = out, a.num_out
-    if num_columns < PANEL:
-        target, stride = scratch, PANEL
     before, before_stride = after(floats(a.bias), panel * PANEL), 0
     for start in range(0, a.depth, CHUNK):
         first_group = start // a.group_len
@@ -234,12 +229,11 @@ def _multiply_panel(
                 a.num_groups,
                 after(before, row * before_stride),
                 before_stride,
-                after(target, row * stride),
-                stride,
+                after(scratch, row * PANEL),
+                PANEL,
             )
-        before, before_stride = target, stride
-    if num_columns < PANEL:
-        copy_columns(scratch, out, num_rows, num_columns, a.num_out)
+        before, before_stride = scratch, PANEL
+    copy_panel(scratch, floats(a.out), panel, first_row, num_rows, a.num_out)
 
 
 @inner

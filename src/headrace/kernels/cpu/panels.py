@@ -19,7 +19,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headrace.kernels.cpu.native import Pointer, inner
+from headrace.kernels.cpu.native import Pointer, after, inner
 from headrace.kernels.cpu.vectors import FEATURES, LANES
 
 # Registers and instructions are chosen for x86. Elsewhere torch's own GEMM is used.
@@ -72,11 +72,14 @@ def padded(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:  # [N]
 
 
 @inner
-def copy_columns(source: Pointer, out: Pointer, num_rows: int, num_columns: int, out_stride: int) -> None:
-    """Copies the first columns of [rows, PANEL]."""
+def copy_panel(sums: Pointer, out: Pointer, panel: int, first_row: int, num_rows: int, num_out: int) -> None:
+    """Copies the sums of a panel, [rows, PANEL], to its outputs. They are added up apart from these, whose rows may lie
+    a power of two apart: more than a few of them would not stay in the L1 cache."""
+    num_columns = min(PANEL, num_out - panel * PANEL)
     for row in range(num_rows):
+        target = after(out, (first_row + row) * num_out + panel * PANEL)
         for column in range(num_columns):
-            out[row * out_stride + column] = source[row * PANEL + column]
+            target[column] = sums[row * PANEL + column]
 
 
 def emit_choice(
