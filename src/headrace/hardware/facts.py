@@ -119,9 +119,11 @@ def _num_cpus(topology: CpuTopology) -> int:
 
 
 def _multiplies_packed(root: Path) -> bool:
-    """Whether the CPU is an x86 with AVX2, as the kernels need it (`kernels/cpu/panels.py`)."""
+    """Whether the CPU is an x86 with AVX2 and what came with it, as the kernels need it (`kernels/cpu/panels.py`)."""
     flags = _cpu_field(root, "flags")
-    return platform.machine() in ("x86_64", "AMD64") and (flags is None or "avx2" in flags.split())
+    return platform.machine() in ("x86_64", "AMD64") and (
+        flags is None or {"avx2", "fma", "f16c"} <= set(flags.split())
+    )
 
 
 def is_amd_with_avx512(root: Path = Path("/")) -> bool:
