@@ -17,9 +17,7 @@ from headrace import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from headrace.config import EngineConfig
 from headrace.engine import speculating
 from headrace.errors import ConfigError
-from headrace.runner import verification
 from headrace.speculation import SpeculativeConfig
-from headrace.steps import IntArray
 from tests.engine.tiny import SHAPE, save_model
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
@@ -170,16 +168,6 @@ def third_token_probabilities(directory: Path, prompt: list[int], *, temperature
         contexts, weights = torch.cat([contexts[rows], tokens[:, None]], 1), joint[rows, tokens]
     assert joint.sum() > 0.99
     return joint.sum(0)
-
-
-def test_a_step_takes_drafts_up_to_the_first_that_was_not_sampled() -> None:
-    sampled: IntArray = torch.tensor([5, 6, 7, 1, 2, 3, 9]).numpy()
-    drafts: IntArray = torch.tensor([5, 8, 1, 2]).numpy()
-    finished = torch.tensor([0, 0, 0, 0, 2, 0, 1], dtype=torch.uint8).numpy()
-    found = verification.verify(sampled, finished, drafts, torch.tensor([3, 3, 1]).numpy())
-    assert sampled[found.is_kept].tolist() == [5, 6, 1, 2, 9]  # 8 was not sampled after 5; 2 ends its sequence
-    assert found.num_sampled.tolist() == [2, 2, 1]
-    assert found.finished.tolist() == [0, 2, 1]
 
 
 @pytest.mark.parametrize(

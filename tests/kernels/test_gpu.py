@@ -22,6 +22,7 @@ from tests.kernels.places import (
     record_compilations,
     relative_error,
 )
+from tests.kernels.verifications import NUM_SLOTS, Verification
 
 
 @cases("hidden_size", gpu=[(576,), (2048,), (4096,)], interpreted=[(64,), (200,)])
@@ -357,50 +358,27 @@ def test_the_rows_of_drafts_are_prepared_one_after_the_other(place: Place) -> No
 
 @everywhere
 def test_drafts_are_accepted_as_in_the_reference(place: Place) -> None:
-    """Random drafts, half of which are what was sampled, against `runner/verification.py`."""
     from headrace.kernels.gpu.slots import accept_drafts
-    from headrace.runner.verification import verify
 
-    generator = torch.Generator().manual_seed(1)
-
-    def random(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(high, shape, generator=generator)
-
-    num_slots, max_len = 40, 64
-    slots, num_rows = torch.randperm(num_slots, generator=generator)[:30], 1 + random(5, 30)
-    starts = num_rows.cumsum(0) - num_rows
-    total = int(num_rows.sum())
-    sampled, flags = random(4, total), (random(20, total) == 0).to(torch.uint8) * BROKEN
-    lens = 1 + random(30, num_slots)
-    tokens = random(9, num_slots, max_len).int()
-    for slot, start, count in zip(slots.tolist(), starts.tolist(), num_rows.tolist(), strict=True):
-        guesses = torch.where(random(2, count - 1) == 0, sampled[start : start + count - 1], 5)
-        tokens[slot, lens[slot] : lens[slot] + count - 1] = guesses.int()
-    end_len, stops = lens + 2 + random(5, num_slots), torch.full((num_slots, 4), -1)
-    stops[:, 1] = torch.where(random(3, num_slots) == 0, random(4, num_slots), -1)
-    row_slots = slots.repeat_interleave(num_rows)
-    offsets = torch.arange(total) - starts.repeat_interleave(num_rows)
-    finished = torch.where(lens[row_slots] + offsets + 1 >= end_len[row_slots], FULL, UNFINISHED)
-    finished[(stops[row_slots] == sampled[:, None]).any(1)] = STOPPED
-    finished[flags != 0] = BROKEN
-    drafts = tokens[row_slots, lens[row_slots] + offsets][offsets < num_rows.repeat_interleave(num_rows) - 1]
-    expected = verify(sampled.numpy(), finished.to(torch.uint8).numpy(), drafts.long().numpy(), num_rows.numpy())
-    assert set(expected.num_sampled.tolist()) >= {1, 2, 3}
-
-    state = [each.to(place.device) for each in (tokens.clone(), lens.clone(), lens - 1)]
-    ended = torch.zeros(num_slots, dtype=torch.bool, device=place.device)
-    out = torch.zeros(3, total, dtype=torch.int32, device=place.device)
-    counts = torch.where(offsets == 0, num_rows.repeat_interleave(num_rows), 0)
-    inputs = [each.to(place.device) for each in (row_slots.int(), counts.int(), sampled, flags)]
-    accept_drafts(*inputs, *state, ended, end_len.to(place.device), stops.to(place.device), out)
-    assert out[0].tolist() == sampled.tolist()
-    assert out[1, starts].tolist() == expected.finished.tolist()
-    assert out[2, starts].tolist() == expected.num_sampled.tolist()
-    for index, slot in enumerate(slots.tolist()):
-        count, start = int(expected.num_sampled[index]), int(starts[index])
-        assert state[1][slot] == lens[slot] + count and state[2][slot] == lens[slot] - 1 + count
-        assert state[0][slot, lens[slot] : lens[slot] + count].tolist() == sampled[start : start + count].tolist()
-        assert bool(ended[slot]) == (expected.finished[index] != UNFINISHED)
+    step = Verification.random()
+    nums, states = (list(each) for each in zip(*step.expected(), strict=True))
+    assert set(nums) >= {1, 2, 3}
+    row_slots = step.slots.repeat_interleave(step.num_rows)
+    counts = torch.zeros_like(step.sampled)
+    counts[step.first_rows] = step.num_rows
+    state = [each.to(place.device) for each in (step.tokens.clone(), step.lens.clone(), step.lens - 1)]
+    ended = torch.zeros(NUM_SLOTS, dtype=torch.bool, device=place.device)
+    out = torch.zeros(3, len(row_slots), dtype=torch.int32, device=place.device)
+    inputs = [each.to(place.device) for each in (row_slots.int(), counts.int(), step.sampled, step.flags)]
+    accept_drafts(*inputs, *state, ended, step.end_len.to(place.device), step.stops.to(place.device), out)
+    assert out[0].tolist() == step.sampled.tolist()
+    assert out[1, step.first_rows].tolist() == states
+    assert out[2, step.first_rows].tolist() == nums
+    for slot, first, num, end in zip(step.slots.tolist(), step.first_rows.tolist(), nums, states, strict=True):
+        start = int(step.lens[slot])
+        assert state[1][slot] == start + num and state[2][slot] == start - 1 + num
+        assert state[0][slot, start : start + num].tolist() == step.sampled[first : first + num].tolist()
+        assert bool(ended[slot]) == (end != UNFINISHED)
 
 
 @everywhere

@@ -332,7 +332,7 @@ class PagedRun:
     def step(self, step: Step) -> None:
         pieces = [torch.arange(self.done[row], self.done[row] + count) for row, count in step]
         tokens = torch.cat([self.texts[row][piece] for (row, _), piece in zip(step, pieces, strict=True)])
-        out = self.decoder.logits(self.steps.hidden(tokens, self.layout(step, pieces)))
+        out = self.steps.logits(tokens, self.layout(step, pieces)).clone()
         for (row, count), part in zip(step, out.split([count for _, count in step]), strict=True):
             self.logits[row].append(part)
             self.done[row] += count

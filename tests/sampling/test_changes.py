@@ -143,7 +143,7 @@ def test_a_row_that_can_sample_nothing_is_broken_and_its_neighbour_is_not() -> N
     slots = Slots(2)
     slots.enter_slot(0, [1], [], allowed_token_ids=[5], bad_words_token_ids=[[5]])
     slots.enter_slot(1, [1], [], temperature=0.0)
-    assert (slots.sample(torch.zeros(2, VOCAB_SIZE), [0, 1])[0].finished == BROKEN).tolist() == [True, False]
+    assert (slots.sample(torch.zeros(2, VOCAB_SIZE), [0, 1])[0].flags == BROKEN).tolist() == [True, False]
 
 
 def test_rows_sample_the_same_alone_and_among_others_with_all_kinds_of_changes() -> None:

@@ -78,7 +78,7 @@ def test_a_row_that_can_sample_nothing_is_broken() -> None:
     sampler = sampler_of(bound())
     masks = PlacedMasks.of(FixedMasks([0], []), np.array([0]), torch.device("cpu"))
     sampled = sampler.sample(torch.randn(1, VOCAB), torch.tensor([0]), torch.tensor([4]), masks=masks)
-    assert sampled.finished.tolist() == [BROKEN]
+    assert sampled.flags.tolist() == [BROKEN]
 
 
 def test_other_rows_sample_as_if_there_were_no_masks() -> None:

@@ -13,7 +13,7 @@ from headrace.sampling.columns import Columns
 from headrace.sampling.feature import Column
 from headrace.sampling.features import FEATURES
 from headrace.sampling.min_tokens import MinTokens
-from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
+from headrace.steps import BROKEN
 from headrace.types import NUM_DEVICE_STOPS, SamplingParams
 
 VOCAB_SIZE = 300
@@ -71,7 +71,7 @@ def test_kernel_and_reference_give_the_same_results():
         enter_slot(sampler, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
     fast, plain = (sample(sampler, values, list(range(45))) for values in (logits, logits.double()))
     assert fast.tokens.tolist() == plain.tokens.tolist()
-    assert fast.finished.tolist() == plain.finished.tolist()
+    assert fast.flags.tolist() == plain.flags.tolist()
 
 
 def test_a_feature_that_no_row_of_the_batch_uses_is_not_called(monkeypatch):
@@ -96,37 +96,13 @@ def test_a_released_slot_uses_nothing_and_a_new_sequence_brings_its_own_settings
     sampler.release(0)
     enter_slot(sampler, 0, temperature=0.0)
     result = sample(sampler, peaked(5), [0])
-    assert (result.tokens.tolist(), result.finished.tolist(), result.logprobs) == ([5], [UNFINISHED], None)
+    assert (result.tokens.tolist(), result.flags.tolist(), result.logprobs) == ([5], [0], None)
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy():
     sampler = Sampler(1, VOCAB_SIZE)
     enter_slot(sampler, 0, temperature=1e-300)
     assert sample(sampler, peaked(5), [0]).tokens.tolist() == [5]
-
-
-# --- finishing
-
-
-def test_a_stop_token_ends_the_sequence():
-    sampler = Sampler(2, VOCAB_SIZE)
-    enter_slot(sampler, 0, temperature=0.0, stops=(2, 7))
-    enter_slot(sampler, 1, temperature=0.0, stops=(2,))
-    result = sample(sampler, peaked(7, 7), [0, 1])
-    assert result.tokens.tolist() == [7, 7]
-    assert result.finished.tolist() == [STOPPED, UNFINISHED]
-
-
-def test_reaching_its_longest_length_ends_the_sequence():
-    sampler = Sampler(1, VOCAB_SIZE)
-    enter_slot(sampler, 0, temperature=0.0, end_len=12)
-    assert [sample(sampler, peaked(7), [0], [n]).finished.item() for n in (10, 11, 12)] == [UNFINISHED, FULL, FULL]
-
-
-def test_a_stop_token_at_the_longest_length_counts_as_a_stop():
-    sampler = Sampler(1, VOCAB_SIZE)
-    enter_slot(sampler, 0, temperature=0.0, end_len=11, stops=(7,))
-    assert sample(sampler, peaked(7), [0]).finished.tolist() == [STOPPED]
 
 
 def test_a_row_with_unusable_logits_is_broken_and_its_neighbours_continue():
@@ -136,7 +112,7 @@ def test_a_row_with_unusable_logits_is_broken_and_its_neighbours_continue():
     logits = peaked(7, 8, 9)
     logits[1, 100] = float("nan")
     result = sample(sampler, logits, [0, 1, 2])
-    assert result.finished.tolist() == [UNFINISHED, BROKEN, UNFINISHED]
+    assert result.flags.tolist() == [0, BROKEN, 0]
     assert result.tokens.tolist() == [7, 0, 9]
 
 
@@ -174,7 +150,7 @@ def test_a_stop_id_outside_the_vocabulary_has_no_effect():
 def test_a_stop_id_that_is_given_twice_counts_once():
     sampler = Sampler(1, VOCAB_SIZE)
     enter_slot(sampler, 0, temperature=0.0, stops=[3, 3, *range(NUM_DEVICE_STOPS)])
-    assert sample(sampler, peaked(15), [0]).finished.tolist() == [STOPPED]
+    assert sampler.columns["stop_token_ids"][0].tolist() == [3, *(i for i in range(NUM_DEVICE_STOPS) if i != 3)]
 
 
 # --- log-probabilities

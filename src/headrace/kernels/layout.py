@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -195,6 +196,23 @@ class StepLayout:
     @property
     def num_seqs(self) -> int:
         return self.context_lens.shape[0]
+
+
+class StepRows(NamedTuple):
+    """The tokens of a step, and where they are: see `StepLayout`."""
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int64
+    query_starts: Tensor  # [S + 1] int32
+    context_lens: Tensor  # [S] int32
+
+
+class Appended(NamedTuple):
+    """What slots get of the tokens that were sampled in their rows."""
+
+    num_tokens: Tensor  # [S] int64
+    states: Tensor  # [S] uint8: steps.UNFINISHED, STOPPED, FULL or BROKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,21 +155,24 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]: computes logits. Pass only the tokens that will be sampled from."""
-        assert self.head_norm is not None
-        return self._logits_of_normed(self.head_norm.plain(hidden))
+        assert self.head_norm is not None and self.head is not None
+        return self.capped(self.head(self.head_norm.plain(hidden)))
 
     def step_logits(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
-        """[T] -> [T, V]: computes `logits` of `hidden` with a kernel less: the final norm adds the output of the last
-        layer to the residual stream."""
-        assert self.head_norm is not None
-        x, residual = self._run_layers(self.embedded(token_ids, layout), layout, caches, None)
+        """[T] -> [T, V]: computes `logits` of `hidden` with a kernel less."""
+        return self.capped(self.uncapped_logits(self.embedded(token_ids, layout), layout, caches))
+
+    def uncapped_logits(self, residual: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
+        """[T, H] -> [T, V]: computes `step_logits`, but for the soft cap, from what `embedded` returned, which is
+        changed. The final norm adds the output of the last layer to the residual stream."""
+        assert self.head_norm is not None and self.head is not None
+        x, residual = self._run_layers(residual, layout, caches, None)
         normed = self.head_norm(residual) if x is None else self.head_norm.of_sum(x, residual)
         assert isinstance(normed, Tensor)
-        return self._logits_of_normed(normed)
+        return self.head(normed)
 
-    def _logits_of_normed(self, normed: Tensor) -> Tensor:
-        assert self.head is not None
-        logits = self.head(normed)
+    def capped(self, logits: Tensor) -> Tensor:
+        """Applies the model's soft cap, if it has one."""
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 

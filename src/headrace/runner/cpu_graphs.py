@@ -1,4 +1,4 @@
-"""Steps of few tokens on a CPU, each as one graph of kernels (`kernels/cpu/graphs.py`).
+"""Steps of few tokens on a CPU, each from the first layer to the logits one graph of kernels (`kernels/cpu/graphs.py`).
 
 A graph is for one shape of step. It is recorded when the shape comes for the second time, while that step runs. Steps
 that verify drafts have another number of tokens each time, so their graphs have rows for a few more, whose keys and
@@ -76,7 +76,7 @@ class StepInputs:
 
 
 class StepGraphs:
-    """Runs a decoder, small steps by graphs. Owns the graphs."""
+    """Runs steps that need the logits of every token, small ones by graphs. Owns the graphs."""
 
     def __init__(self, decoder: Decoder, caches: list[LayerCache], padding_block: int) -> None:
         """`padding_block`: one of the caches that no sequence gets."""
@@ -95,33 +95,33 @@ class StepGraphs:
         """A profiler sees a graph as one kernel, so none is used while one records."""
         self._uses_graphs = uses_graphs
 
-    def hidden(self, token_ids: Tensor, layout: StepLayout, kept: Tensor | None = None) -> Tensor:
-        """See `Decoder.hidden`. The next step may write over the result."""
+    def logits(self, token_ids: Tensor, layout: StepLayout) -> Tensor:
+        """[T] -> [T, V]: see `Decoder.step_logits`. The next step may write over the result."""
+        if layout.adapters is not None or not self._uses_graphs or self._recorder is None:
+            return self._decoder.step_logits(token_ids, layout, self._caches)
         shape = StepShape.of(layout.num_seqs, layout.num_tokens)
-        keeps_all = kept is None or len(kept) == len(token_ids)
-        if keeps_all and layout.adapters is None and self._uses_graphs and self._recorder is not None:
-            found = self._graphs.get(shape)
-            if found is not None:
-                return found.run(self._decoder.embedded(token_ids, layout), layout)
-            if shape in self._graphs:
-                return self._recorded(shape, self._decoder.embedded(token_ids, layout), layout)
-            if shape.num_rows <= MAX_TOKENS and len(self._graphs) < MAX_GRAPHS:
-                self._graphs[shape] = None
-        return self._decoder.hidden(token_ids, layout, self._caches, kept=kept)
+        residual = self._decoder.embedded(token_ids, layout)
+        if (found := self._graphs.get(shape)) is not None:
+            return self._decoder.capped(found.run(residual, layout))
+        if shape in self._graphs:
+            return self._decoder.capped(self._recorded(shape, residual, layout))
+        if shape.num_rows <= MAX_TOKENS and len(self._graphs) < MAX_GRAPHS:
+            self._graphs[shape] = None
+        return self._decoder.capped(self._uncapped(residual, layout))
 
     def _recorded(self, shape: StepShape, residual: Tensor, layout: StepLayout) -> Tensor:
         """Runs a step and records it. If it cannot be recorded, no other step is."""
         assert self._recorder is not None
         slot = self._padding_block * self._caches[0].block_size
         inputs = StepInputs.of(residual, layout, shape.num_rows, slot)
-        found = self._recorder.record(lambda: self._through_layers(inputs.residual, inputs.layout))
+        found = self._recorder.record(lambda: self._uncapped(inputs.residual, inputs.layout))
         if found is None:
             self._recorder = None
             self._graphs.clear()
-            return self._through_layers(residual, layout)
-        hidden, graph = found
+            return self._uncapped(residual, layout)
+        logits, graph = found
         self._graphs[shape] = StepGraph(graph, inputs)
-        return hidden[: layout.num_tokens]
+        return logits[: layout.num_tokens]
 
-    def _through_layers(self, residual: Tensor, layout: StepLayout) -> Tensor:
-        return self._decoder.through_layers(residual, layout, self._caches)
+    def _uncapped(self, residual: Tensor, layout: StepLayout) -> Tensor:
+        return self._decoder.uncapped_logits(residual, layout, self._caches)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from headrace.runner.results import step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.slots import DeviceSlots
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
-from headrace.runner.verification import Verified, drafts_by_slot, kept_logprobs, verify
+from headrace.runner.verification import drafts_by_slot, kept_logprobs, kept_rows
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.startup import OnStage, ignore_stage
 from headrace.steps import BlockTransfers, BoolArray, Drafts, IntArray, Masks, StepPlan, StepResult
@@ -52,6 +53,11 @@ class Unfinished(NamedTuple):
     slots: IntArray  # the plan's own array, if all are
     num_tokens: IntArray
     samples: BoolArray
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each slot has one token to compute and samples after it."""
+        return bool(self.samples.all()) and int(self.num_tokens.max()) == 1
 
 
 class CpuRunner:
@@ -93,10 +99,12 @@ class CpuRunner:
 
     def _draft_model(self, proposer: Proposer, shape: RunnerShape) -> DraftModel:
         decoder, shares_cache = proposer.decoder, proposer.shares_cache
-        own = None if shares_cache else self._allocate_caches(decoder, shape)
+        shared = self._caches[: decoder.spec.num_layers]
+        caches = shared if shares_cache else self._allocate_caches(decoder, shape)
         return DraftModel(
             decoder,
-            StepGraphs(decoder, self._caches[: decoder.spec.num_layers] if own is None else own, shape.num_blocks),
+            caches,
+            StepGraphs(decoder, caches, shape.num_blocks),
             shape.max_num_batched_tokens,
             None if shares_cache else torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=self._device),
         )
@@ -135,49 +143,32 @@ class CpuRunner:
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:
         self._apply_changes(plan)
-        unfinished = self._unfinished(plan)
-        slots, num_tokens, samples = (torch.from_numpy(each) for each in unfinished)
-        if not len(slots):
+        part = self._unfinished(plan)
+        if not len(part.slots):
             return StepResult(plan.step, *_NOTHING)
-        if plan.drafts is not None:
-            return self._verify(plan, plan.drafts, masks)
         if not self._decoder.is_last_stage:
-            self._pass_on(slots, num_tokens)
+            self._pass_on(torch.from_numpy(part.slots), torch.from_numpy(part.num_tokens))
             return StepResult(plan.step, *_NOTHING)
-        outputs = self._compute(plan, slots, num_tokens, samples)
-        host_slots = unfinished.slots if unfinished.samples.all() else unfinished.slots[unfinished.samples]
-        sampling_slots = torch.from_numpy(host_slots)
-        if not len(sampling_slots):
-            return _result(plan.step, None, None, outputs)
-        sampled = self._sample(self._decoder.logits(outputs.last_hidden), host_slots, masks)
-        self._append(sampling_slots, sampled)
-        return _result(plan.step, sampling_slots, sampled, outputs)
+        if part.only_decodes or plan.drafts is not None:
+            return self._decode(plan, part, masks)
+        return self._prefill(plan, part, masks)
 
-    def _verify(self, plan: StepPlan, drafts: Drafts, masks: Masks | None) -> StepResult:
-        """Compute the known token and the drafts of each slot, and sample after each: see `verification.py`."""
-        slots, lens = torch.from_numpy(plan.slots), torch.from_numpy(drafts.lens)
-        self._propose(slots, lens, drafts)
-        tokens = self._slots.drafts(slots, lens)
-        num_rows = lens + 1
+    def _decode(self, plan: StepPlan, part: Unfinished, masks: Masks | None) -> StepResult:
+        """Compute the known token of each slot, and its drafts, and sample after each: see `verification.py`."""
+        slots, num_rows, drafts = torch.from_numpy(part.slots), torch.from_numpy(part.num_tokens), plan.drafts
+        if drafts is not None:
+            self._propose(slots, torch.from_numpy(drafts.lens), drafts)
+        row_slots = part.slots if drafts is None else np.repeat(part.slots, part.num_tokens)
         token_ids, layout = self._layout(slots, num_rows)
-        logits = self._decoder.logits(self._steps.hidden(token_ids, layout))
-        row_slots = torch.repeat_interleave(slots, num_rows)
-        placed = None
-        if masks is not None:
-            by_slot = drafts_by_slot(plan.slots, tokens.numpy(), drafts.lens)
-            placed = PlacedMasks.of_drafts(masks, plan.slots, by_slot, self._device)
-        sampled = self._sampler.sample(logits, row_slots, layout.positions + 1, masks=placed)
-        verified = verify(sampled.tokens.numpy(), sampled.finished.numpy(), tokens.numpy(), num_rows.numpy())
-        self._accept(slots, sampled.tokens, verified)
-        logprobs = None if sampled.logprobs is None else step_logprobs(sampled.logprobs)
-        return StepResult(
-            plan.step,
-            plan.slots,
-            sampled.tokens.numpy()[verified.is_kept],
-            verified.finished,
-            None if logprobs is None else kept_logprobs(logprobs, row_slots.numpy(), verified.is_kept),
-            num_sampled=verified.num_sampled,
-        )
+        logits = self._steps.logits(token_ids, layout)
+        placed = None if masks is None else self._placed(masks, part.slots, drafts)
+        sampled = self._sample(logits, row_slots, layout.positions + 1, placed)
+        appended = self._append(slots, num_rows, sampled)
+        self._slots.advance(slots, appended.num_tokens)
+        if self._draft is not None and drafts is not None:
+            self._draft.accepted(slots, self._slots.computed[slots])
+        result = _result(plan.step, part.slots, sampled, appended)
+        return result if drafts is None else _of_drafts(result, row_slots, part.num_tokens, appended.num_tokens.numpy())
 
     def _propose(self, slots: Tensor, lens: Tensor, drafts: Drafts) -> None:
         if drafts.tokens is not None:
@@ -186,12 +177,26 @@ class CpuRunner:
             assert self._draft is not None, "drafts of a model without a model"
             self._draft.propose(slots, lens, self._slots, self._sampler)
 
-    def _accept(self, slots: Tensor, sampled: Tensor, verified: Verified) -> None:
-        last_tokens = sampled[torch.from_numpy(verified.last_rows)]
-        finished = torch.from_numpy(verified.finished)
-        self._slots.accept(slots, torch.from_numpy(verified.num_sampled), last_tokens, finished)
-        if self._draft is not None:
-            self._draft.accepted(slots, self._slots.computed[slots])
+    def _placed(self, masks: Masks, slots: IntArray, drafts: Drafts | None) -> PlacedMasks:
+        if drafts is None:
+            return PlacedMasks.of(masks, slots, self._device)
+        tokens = self._slots.drafts(torch.from_numpy(slots), torch.from_numpy(drafts.lens))
+        return PlacedMasks.of_drafts(masks, slots, drafts_by_slot(slots, tokens.numpy(), drafts.lens), self._device)
+
+    def _prefill(self, plan: StepPlan, part: Unfinished, masks: Masks | None) -> StepResult:
+        """Compute several tokens of some slots, perhaps beside others that decode."""
+        slots, num_tokens, samples = (torch.from_numpy(each) for each in part)
+        outputs = self._compute(plan, slots, num_tokens, samples)
+        host_slots = part.slots[part.samples]
+        if not len(host_slots):
+            result = StepResult(plan.step, *_NOTHING)
+        else:
+            slots = torch.from_numpy(host_slots)
+            placed = None if masks is None else PlacedMasks.of(masks, host_slots, self._device)
+            logits = self._decoder.logits(outputs.last_hidden)
+            sampled = self._sample(logits, host_slots, self._slots.lens[slots], placed)
+            result = _result(plan.step, host_slots, sampled, self._append(slots, torch.ones_like(slots), sampled))
+        return replace(result, prompt_logprobs=outputs.prompt_logprobs(), readout_results=outputs.readout_results())
 
     def _pass_on(self, slots: Tensor, num_tokens: Tensor) -> None:
         """Run this stage, and send its hidden states to the next one."""
@@ -199,13 +204,13 @@ class CpuRunner:
         self._slots.advance(slots, num_tokens)
         self._decoder.hidden(token_ids, layout, self._caches)
 
-    def _sample(self, logits: Tensor, host_slots: IntArray, masks: Masks | None) -> Sampled:
-        placed = None if masks is None else PlacedMasks.of(masks, host_slots, self._device)
-        slots = torch.from_numpy(host_slots)
-        return self._sampler.sample(logits, slots, self._slots.lens[slots], host_slots=host_slots, masks=placed)
+    def _sample(self, logits: Tensor, row_slots: IntArray, lens: Tensor, masks: PlacedMasks | None) -> Sampled:
+        return self._sampler.sample(logits, torch.from_numpy(row_slots), lens, host_slots=row_slots, masks=masks)
 
-    def _append(self, slots: Tensor, sampled: Sampled) -> None:
-        self._slots.append(slots, sampled.tokens, sampled.finished)
+    def _append(self, slots: Tensor, num_rows: Tensor, sampled: Sampled) -> ops.Appended:
+        columns = self._sampler.columns
+        ends = {"end_len": columns["end_len"], "stop_token_ids": columns["stop_token_ids"]}
+        return self._slots.append(slots, num_rows, sampled.tokens, sampled.flags, **ends)
 
     def _compute(self, plan: StepPlan, slots: Tensor, num_tokens: Tensor, samples: Tensor) -> StepOutputs:
         """Run the model: hidden states to sample from, prompt log-probabilities and readouts."""
@@ -217,7 +222,8 @@ class CpuRunner:
         readouts = lay_out_readouts(chunks, slots.numpy(), num_tokens.numpy()) if chunks else None
         self._slots.advance(slots, num_tokens)
         if not spans and readouts is None:
-            return StepOutputs(self._steps.hidden(token_ids, layout, kept=ends if len(ends) else None))
+            kept = ends if len(ends) else None
+            return StepOutputs(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
         return compute_with_prompt_outputs(
             self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, readouts, self._slots.tokens
         )
@@ -269,20 +275,22 @@ class CpuRunner:
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, slots: Tensor | None, sampled: Sampled | None, outputs: StepOutputs) -> StepResult:
-    if slots is None or sampled is None:
-        return StepResult(
-            step,
-            *_NOTHING,
-            prompt_logprobs=outputs.prompt_logprobs(),
-            readout_results=outputs.readout_results(),
-        )
+def _result(step: int, slots: IntArray, sampled: Sampled, appended: ops.Appended) -> StepResult:
     return StepResult(
         step=step,
-        slots=slots.numpy(),
+        slots=slots,
         tokens=sampled.tokens.numpy(),
-        finished=sampled.finished.numpy(),
+        finished=appended.states.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
-        prompt_logprobs=outputs.prompt_logprobs(),
-        readout_results=outputs.readout_results(),
+    )
+
+
+def _of_drafts(result: StepResult, row_slots: IntArray, num_rows: IntArray, num_sampled: IntArray) -> StepResult:
+    """Leave out the rows of drafts after the first that was not accepted."""
+    is_kept, logprobs = kept_rows(num_rows, num_sampled), result.logprobs
+    return replace(
+        result,
+        tokens=result.tokens[is_kept],
+        logprobs=None if logprobs is None else kept_logprobs(logprobs, row_slots, is_kept),
+        num_sampled=num_sampled,
     )

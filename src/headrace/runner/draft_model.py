@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from headrace.kernels.layout import LayerCache
 from headrace.models.decoder import Decoder
 from headrace.runner.cpu_graphs import StepGraphs
 from headrace.runner.slots import DeviceSlots
@@ -39,7 +40,8 @@ class DraftModel:
     """Drafts on a CPU. Owns how many tokens of each slot its cache holds; None: it shares the model's cache."""
 
     decoder: Decoder
-    steps: StepGraphs  # of the decoder
+    caches: list[LayerCache]
+    steps: StepGraphs  # of the decoder and its caches
     max_tokens: int  # of one pass
     computed: Tensor | None  # [num_slots] int64
 
@@ -78,8 +80,9 @@ class DraftModel:
     def _logits(self, slots: Tensor, starts: Tensor, num_tokens: Tensor, device_slots: DeviceSlots) -> Tensor:
         """Compute tokens; returns the logits after the last of each slot."""
         token_ids, layout = device_slots.layout(slots, num_tokens, starts)
-        kept = layout.query_starts[1:].long() - 1
-        hidden = self.steps.hidden(token_ids, layout, kept=kept)
         if self.computed is not None:
             self.computed[slots] = starts + num_tokens
-        return self.decoder.logits(hidden)
+        if layout.num_tokens == layout.num_seqs:
+            return self.steps.logits(token_ids, layout)
+        ends = layout.query_starts[1:].long() - 1
+        return self.decoder.logits(self.decoder.hidden(token_ids, layout, self.caches, kept=ends))

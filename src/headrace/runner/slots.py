@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.kernels import ops
 from headrace.kernels.layout import AdapterRows, StepLayout
 from headrace.steps import StepPlan, TableWrites
 
@@ -47,33 +48,24 @@ class DeviceSlots:
         """The token ids [T] of a step that computes `num_tokens` of each of `slots`, and their layout. `starts`: the
         first of them; None: after those already computed."""
         starts = self.computed[slots] if starts is None else starts
-        if int(num_tokens.sum()) == len(slots):  # one token each
-            token_slots, positions = slots, starts
-        else:
-            token_slots = torch.repeat_interleave(slots, num_tokens)
-            first_of_slot = torch.repeat_interleave(starts - (num_tokens.cumsum(0) - num_tokens), num_tokens)
-            positions = first_of_slot + torch.arange(len(token_slots), device=slots.device)
-        blocks = self.block_tables[token_slots, positions // self._block_size].long()
-        query_starts = torch.zeros(len(slots) + 1, dtype=torch.int32, device=slots.device)
-        query_starts[1:] = num_tokens.cumsum(0)
-        context_lens = (starts + num_tokens).int()
+        rows = ops.lay_out_rows(slots, num_tokens, starts, self.tokens, self.block_tables, self._block_size)
         layout = StepLayout(
-            positions=positions,
-            slot_mapping=blocks * self._block_size + positions % self._block_size,
-            query_starts=query_starts,
-            context_lens=context_lens,
+            positions=rows.positions,
+            slot_mapping=rows.slot_mapping,
+            query_starts=rows.query_starts,
+            context_lens=rows.context_lens,
             slots=slots.int(),
             block_tables=self.block_tables,
-            max_query_len=int(num_tokens.max()),
-            max_context_len=int(context_lens.max()),
-            adapters=self._adapter_rows(slots, token_slots),
+            max_query_len=int(num_tokens.numpy().max()),
+            max_context_len=int(rows.context_lens.numpy().max()),
+            adapters=self._adapter_rows(slots, num_tokens),
         )
-        return self.tokens[token_slots, positions], layout
+        return rows.token_ids, layout
 
-    def _adapter_rows(self, slots: Tensor, token_slots: Tensor) -> AdapterRows | None:
+    def _adapter_rows(self, slots: Tensor, num_tokens: Tensor) -> AdapterRows | None:
         if not self._max_loras or not self.adapters[slots].any():
             return None
-        return AdapterRows.of(self.adapters[token_slots], self._max_loras)
+        return AdapterRows.of(self.adapters[torch.repeat_interleave(slots, num_tokens)], self._max_loras)
 
     def put_next(self, slots: Tensor, tokens: Tensor) -> None:
         """Write the token that each slot computes next."""
@@ -94,18 +86,17 @@ class DeviceSlots:
     def advance(self, slots: Tensor, num_tokens: Tensor) -> None:
         self.computed[slots] += num_tokens
 
-    def append(self, slots: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        """Append the sampled tokens. A slot that is finished computes nothing from now on."""
-        lens = self.lens[slots]
-        last = self.tokens.shape[1] - 1
-        self.tokens[slots, lens.clamp(max=last)] = tokens.int()
-        self.lens[slots] = lens + 1
-        self.is_finished[slots] = finished != 0
-
-    def accept(self, slots: Tensor, num_tokens: Tensor, last_tokens: Tensor, finished: Tensor) -> None:
-        """Append `num_tokens` of each slot: drafts, which are in their places already, and the last token."""
-        lens = self.lens[slots] + num_tokens
-        self.tokens[slots, lens - 1] = last_tokens.int()
-        self.lens[slots] = lens
-        self.computed[slots] += num_tokens
-        self.is_finished[slots] = finished != 0
+    def append(
+        self,
+        slots: Tensor,
+        num_rows: Tensor,
+        sampled: Tensor,
+        flags: Tensor,
+        *,
+        end_len: Tensor,
+        stop_token_ids: Tensor,
+    ) -> ops.Appended:
+        """Append what the rows [R] sampled, as far as it follows the drafts of their slots. A slot that is finished
+        computes nothing from now on."""
+        columns = self.tokens, self.lens, self.is_finished, end_len, stop_token_ids
+        return ops.append_tokens(slots, num_rows, sampled, flags, *columns)

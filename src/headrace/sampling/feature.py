@@ -84,9 +84,3 @@ class LogitsFeature(Feature, Protocol):
     def apply(self, batch: Batch, rows: Tensor) -> None:
         """Changes batch.logits[rows] in place."""
         ...
-
-
-class FinishFeature(Feature, Protocol):
-    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        """Marks in `finished` [R] those of these rows whose token [R] ends their sequence."""
-        ...

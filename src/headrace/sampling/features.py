@@ -1,6 +1,6 @@
 """Every sampling feature, in the order in which a step applies them.
 
-    logits ─ logprobs (of the model's own logits) ─ grammar ─ changes ─ filters ─ sampling ─ finish checks
+    logits ─ logprobs (of the model's own logits) ─ grammar ─ changes ─ filters ─ sampling
 
 The changes have vLLM's order: a bias is added before a penalty looks at the sign of a logit.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from headrace.sampling.allowed_tokens import AllowedTokens
 from headrace.sampling.bad_words import BadWords
-from headrace.sampling.feature import Feature, FinishFeature, LogitsFeature
+from headrace.sampling.feature import Feature, LogitsFeature
 from headrace.sampling.frequency_penalty import FrequencyPenalty
 from headrace.sampling.grammar import Grammar
 from headrace.sampling.length import Length
@@ -42,7 +42,7 @@ CHANGES: tuple[LogitsFeature, ...] = (
 TEMPERATURE = Temperature()
 FILTERS: tuple[LogitsFeature, ...] = (TEMPERATURE, MinP(), TopK(), TopP())
 SEED = Seed()
-FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # a later check overrides
+FINISHES: tuple[Feature, ...] = (Length(), StopTokens())  # checked where tokens are appended, `ops.append_tokens`
 
 FEATURES: tuple[Feature, ...] = (LOGPROBS, GRAMMAR, *CHANGES, *FILTERS, SEED, *FINISHES)
 PLAIN: frozenset[Feature] = frozenset((*FILTERS, SEED, *FINISHES))  # what the GPU's sampling graph supports

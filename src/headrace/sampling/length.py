@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, SequenceSettings
-from headrace.steps import FULL
+from headrace.sampling.feature import Column, SequenceSettings
 
 
 class Length:
@@ -20,7 +18,3 @@ class Length:
 
     def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
         return {"end_len": sequence.end_len}
-
-    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        is_full = batch.lens[rows] + 1 >= batch.column("end_len", rows)
-        finished[rows] = finished[rows].masked_fill(is_full, FULL)

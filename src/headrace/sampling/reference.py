@@ -10,13 +10,15 @@ from torch import Tensor
 
 from headrace.sampling.feature import Batch, LogitsFeature
 from headrace.sampling.philox import uniform
+from headrace.steps import BROKEN
 
 
 def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Returns the sampled token of each row, and whether its logits were valid; both [R].
+    """Returns the sampled token of each row, [R] int64, and its flag, [R] uint8.
 
-    Valid logits contain no NaN, and the largest is finite. Greedy rows take the first of the largest logits. The others
-    take the first token, in the order of ids, at which the sum of probabilities passes the row's random number.
+    The flag is steps.BROKEN where a logit is NaN or the largest is not finite, else 0. Greedy rows take the first of
+    the largest logits. The others take the first token, in the order of ids, at which the sum of probabilities passes
+    the row's random number.
     """
     is_valid = batch.logits.amax(dim=1).isfinite()  # amax of a row with a NaN is NaN
     logits = batch.logits.double().masked_fill(~is_valid[:, None], 0.0)
@@ -25,7 +27,8 @@ def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tup
     for feature, rows in filters:
         feature.apply(dataclasses.replace(batch, logits=logits), rows)
     sampled = _sample(logits, uniform(batch.columns["seed"][batch.slots], batch.lens))
-    return torch.where(is_greedy, best, sampled).masked_fill(~is_valid, 0), is_valid
+    flags = torch.where(is_valid, 0, BROKEN).to(torch.uint8)
+    return torch.where(is_greedy, best, sampled).masked_fill(~is_valid, 0), flags
 
 
 def _sample(logits: Tensor, uniforms: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from headrace.sampling.temperature import Temperature
 
 
 def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Returns the sampled token of each row, and whether its logits were valid; both [R].
+    """Returns the sampled token of each row, [R] int64, and its flag, [R] uint8: 0, or steps.BROKEN (`Sampled.flags`).
 
     `filters` are those in use, each with the rows of the batch that use it.
     """
@@ -48,4 +48,4 @@ def sample_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
         filters,
         lens_of_batch=True,
     )
-    return tokens, flags == 0
+    return tokens, flags

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from headrace.sampling.columns import Columns, sent
 from headrace.sampling.feature import Batch, Feature, SequenceSettings
-from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, GRAMMAR, LOGPROBS, PLAIN, TEMPERATURE
+from headrace.sampling.features import CHANGES, FEATURES, FILTERS, GRAMMAR, LOGPROBS, PLAIN, TEMPERATURE
 from headrace.sampling.grammar import PlacedMasks
 from headrace.sampling.logprobs import SampledLogprobs
 from headrace.sampling.sample import sample
-from headrace.steps import BROKEN, IntArray
+from headrace.steps import IntArray
 from headrace.types import SamplingParams
 
 _NARROWING = frozenset(FILTERS) - {TEMPERATURE}
@@ -26,10 +26,8 @@ _NARROWING = frozenset(FILTERS) - {TEMPERATURE}
 class Sampled:
     """The tokens that a step sampled, in the order of its rows."""
 
-    tokens: Tensor  # [R] int64; 0 where `finished` is BROKEN
-    finished: (
-        Tensor  # [R] uint8: steps.UNFINISHED, STOPPED, FULL, or BROKEN (a logit is NaN, or the largest not finite)
-    )
+    tokens: Tensor  # [R] int64; 0 in a broken row
+    flags: Tensor  # [R] uint8: steps.BROKEN where a logit is NaN or the largest is not finite, else 0
     logprobs: SampledLogprobs | None  # of the rows that asked for them
 
 
@@ -147,15 +145,10 @@ class Sampler:
         for change in CHANGES:
             if change in in_use:
                 change.apply(self._with_lens(batch, in_use[change], host_slots, host_lens), rows[change])
-        tokens, is_valid = sample(batch, [(feature, rows[feature]) for feature in FILTERS if feature in in_use])
-        finished = torch.zeros_like(tokens, dtype=torch.uint8)
-        for check in FINISHES:
-            if check in in_use:
-                check.mark(batch, rows[check], tokens, finished)
-        finished.masked_fill_(~is_valid, BROKEN)
+        tokens, flags = sample(batch, [(feature, rows[feature]) for feature in FILTERS if feature in in_use])
         if captured is None:
-            return Sampled(tokens, finished, None)
-        return Sampled(tokens, finished, self._collect_logprobs(captured, slots, tokens, rows[LOGPROBS]))
+            return Sampled(tokens, flags, None)
+        return Sampled(tokens, flags, self._collect_logprobs(captured, slots, tokens, rows[LOGPROBS]))
 
     def sample_drafts(self, logits: Tensor, slots: Tensor, lens: Tensor) -> Tensor:
         """Samples tokens that are verified later, with temperature, filters and seed only. Arguments as in `sample`."""

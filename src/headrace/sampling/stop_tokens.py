@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, SequenceSettings
-from headrace.steps import STOPPED
+from headrace.sampling.feature import Column, SequenceSettings
 from headrace.types import NUM_DEVICE_STOPS
 
 NO_TOKEN = -1  # padding where a slot has fewer stop ids than the column is wide
@@ -27,7 +25,3 @@ class StopTokens:
     def settings(self, sequence: SequenceSettings) -> Mapping[str, tuple[int, ...]]:
         ids = sequence.stop_token_ids[:NUM_DEVICE_STOPS]
         return {"stop_token_ids": ids + (NO_TOKEN,) * (NUM_DEVICE_STOPS - len(ids))}
-
-    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        is_stop = (batch.column("stop_token_ids", rows) == tokens[rows, None]).any(dim=1)
-        finished[rows] = finished[rows].masked_fill(is_stop, STOPPED)

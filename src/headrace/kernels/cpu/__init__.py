@@ -15,6 +15,7 @@
     gemm_weight_only.py   in float32 with weights of four and eight bits
     adapters.py     low-rank products of LoRA adapters
     norms.py, activation.py, bitmask.py   elementwise operations
+    slots.py        the slots' state: where a step's tokens are, and what is appended
     sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
     disk_cache.py   where compiled kernels are stored
 
@@ -39,6 +40,7 @@ from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear,
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, add_to, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
+from headrace.kernels.cpu.slots import append_tokens, lay_out_rows  # noqa: E402
 from headrace.kernels.reference import (  # noqa: E402
     allocate_latent_cache,
     bidirectional_attention,
@@ -65,6 +67,7 @@ __all__ = [
     "add_to",
     "allocate_cache",
     "allocate_latent_cache",
+    "append_tokens",
     "apply_bitmask",
     "bidirectional_attention",
     "causal_conv",
@@ -78,6 +81,7 @@ __all__ = [
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "latent_attention",
+    "lay_out_rows",
     "layer_norm",
     "pack_experts",
     "pack_linear",

@@ -82,7 +82,7 @@ class Kernel:
         self._function = function
 
     def __call__(self, *values: Tensor | int | float, num_tasks: int) -> None:
-        arguments = self._struct(0, *[v.data_ptr() if isinstance(v, Tensor) else v for v in values])
+        arguments = self._arguments(values)
         num_helpers = min(torch.get_num_threads(), num_tasks) - 1
         if _of_thread.recording is not None:
             tensors = (v for v in values if isinstance(v, Tensor))
@@ -93,6 +93,20 @@ class Kernel:
             own_team().run(self.address, ctypes.addressof(arguments), num_helpers)
         else:
             _consume(_pool().map(self.entry, [ctypes.addressof(arguments)] * (num_helpers + 1)))
+
+    def run_briefly(self, *values: Tensor | int | float) -> None:
+        """Runs a kernel of one short task, which no graph records. It keeps the interpreter's lock: another thread that
+        takes it would be waited for."""
+        self._brief_entry(ctypes.addressof(self._arguments(values)))
+
+    def _arguments(self, values: Iterable[Tensor | int | float]) -> ctypes.Structure:
+        arguments: ctypes.Structure = self._struct(0, *[v.data_ptr() if isinstance(v, Tensor) else v for v in values])
+        return arguments
+
+    @functools.cached_property
+    def _brief_entry(self) -> Entry:
+        entry: Entry = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self.address)
+        return entry
 
     @property
     def is_on_disk(self) -> bool:

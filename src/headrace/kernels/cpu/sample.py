@@ -17,7 +17,8 @@ from numba import carray, njit
 from torch import Tensor
 
 from headrace.kernels.cpu.launch import arguments_at, claim, kernel
-from headrace.kernels.cpu.native import Pointer, floats, int64s
+from headrace.kernels.cpu.native import Pointer, floats, int64s, uint8s
+from headrace.steps import BROKEN
 
 BLOCK_LEN = 128  # logits per block, with one maximum and one mass; a row of 49,152 has 384 such blocks
 
@@ -376,7 +377,7 @@ def _new_scratch(vocab_size: int) -> _Scratch:
     top_p="pointer",
     seed="pointer",
     tokens="pointer",
-    is_valid="pointer",
+    flags="pointer",
     num_rows="integer",
     vocab_size="integer",
 )
@@ -386,7 +387,7 @@ def _sample(pointer: Pointer) -> None:
     slots, lens, seed = int64s(args.slots), int64s(args.lens), int64s(args.seed)
     temperature, min_p = int64s(args.temperature), int64s(args.min_p)
     top_k, top_p = int64s(args.top_k), int64s(args.top_p)
-    tokens, is_valid = int64s(args.tokens), int64s(args.is_valid)
+    tokens, flags = int64s(args.tokens), uint8s(args.flags)
     scratch = _new_scratch(args.vocab_size)
     while True:
         i = claim(pointer)
@@ -394,7 +395,8 @@ def _sample(pointer: Pointer) -> None:
             break
         slot = slots[i]
         filters = _Filters(_double(temperature[slot]), _double(min_p[slot]), top_k[slot], _double(top_p[slot]))
-        tokens[i], is_valid[i] = _sample_row(logits[i], filters, seed[slot], lens[i], scratch)
+        tokens[i], is_valid = _sample_row(logits[i], filters, seed[slot], lens[i], scratch)
+        flags[i] = 0 if is_valid else BROKEN
 
 
 def sample(
@@ -408,10 +410,11 @@ def sample(
     top_p: Tensor,  # float64, 1 is off
     seed: Tensor,  # int64
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sampled token of each row, and whether its logits were valid (no NaN, a finite maximum); both [R]."""
+    """Returns the sampled token of each row, [R] int64, and its flag, [R] uint8: steps.BROKEN where a logit is NaN or
+    the largest is not finite, else 0."""
     num_rows, vocab_size = logits.shape
-    tokens, is_valid = torch.empty(2, num_rows, dtype=torch.int64)
+    tokens, flags = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.uint8)
     inputs = [logits.contiguous(), slots.contiguous(), lens.contiguous()]
     columns = [temperature, min_p, top_k, top_p, seed]
-    _sample(*inputs, *columns, tokens, is_valid, num_rows, vocab_size, num_tasks=num_rows)
-    return tokens, is_valid.bool()
+    _sample(*inputs, *columns, tokens, flags, num_rows, vocab_size, num_tasks=num_rows)
+    return tokens, flags

@@ -6,6 +6,7 @@
     attention.py, recurrent.py      the layers that see other tokens, through the KV cache or a recurrent state
     graphs.py                       launches that run again in one call
     cache.py, logits.py             memory and copies of the KV cache; what comes before sampling
+    slots.py                        what a step on a CPU reads from the slots, and appends to them
 
 The files of `reference/` have the same names and say what each operation computes.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from headrace.kernels.layout import (
     AdapterRows,
     Addend,
+    Appended,
     Fp8Rows,
     LayerCache,
     LayerState,
@@ -23,6 +25,7 @@ from headrace.kernels.layout import (
     Routes,
     Rows,
     StepLayout,
+    StepRows,
     UnnormedRows,
     num_rows_of,
 )
@@ -75,11 +78,13 @@ from headrace.kernels.ops.linear import (
 from headrace.kernels.ops.logits import apply_bitmask, soft_cap
 from headrace.kernels.ops.norms import add_layer_norm, add_rms_norm, add_to, layer_norm, rms_norm
 from headrace.kernels.ops.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan
+from headrace.kernels.ops.slots import append_tokens, lay_out_rows
 
 __all__ = [
     "GATED",
     "AdapterRows",
     "Addend",
+    "Appended",
     "Fp8Rows",
     "Graph",
     "LayerCache",
@@ -92,6 +97,7 @@ __all__ = [
     "Routes",
     "Rows",
     "StepLayout",
+    "StepRows",
     "UnnormedRows",
     "add_layer_norm",
     "add_low_rank",
@@ -99,6 +105,7 @@ __all__ = [
     "add_to",
     "allocate_cache",
     "allocate_latent_cache",
+    "append_tokens",
     "apply_bitmask",
     "bidirectional_attention",
     "causal_conv",
@@ -118,6 +125,7 @@ __all__ = [
     "has_numba",
     "kernels_for",
     "latent_attention",
+    "lay_out_rows",
     "layer_norm",
     "multiply_and_route",
     "num_rows_of",

@@ -56,6 +56,7 @@ from headrace.kernels.reference.norms import (
     rms_norm_fp8,
 )
 from headrace.kernels.reference.recurrent import causal_conv, gated_delta_rule, gated_norm, selective_scan
+from headrace.kernels.reference.slots import append_tokens, lay_out_rows
 
 __all__ = [
     "CLAMP",
@@ -72,6 +73,7 @@ __all__ = [
     "add_to",
     "allocate_cache",
     "allocate_latent_cache",
+    "append_tokens",
     "apply_bitmask",
     "bidirectional_attention",
     "causal_conv",
@@ -92,6 +94,7 @@ __all__ = [
     "gelu_tanh_and_mul_fp8",
     "gelu_tanh_fp8",
     "latent_attention",
+    "lay_out_rows",
     "layer_norm",
     "layer_norm_fp8",
     "pack_experts",

@@ -21,7 +21,7 @@ from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.upload import Upload
 from headrace.runner.verification import drafts_by_slot
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
-from headrace.steps import BROKEN, Drafts, IntArray, Masks, StepPlan
+from headrace.steps import Drafts, IntArray, Masks, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ class DraftSteps:
             host_lens=self.next_positions[rows] + offsets + 1,
             masks=None if masks is None else self._placed(masks, plan, drafts),
         )
-        flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
-        return self._accept(sampled.tokens, flags), sampled.logprobs
+        return self._accept(sampled.tokens, sampled.flags), sampled.logprobs
 
     def _accept(self, tokens: Tensor, flags: Tensor) -> Tensor:
         size, columns = tokens.shape[0], self.sampler.columns

@@ -12,7 +12,7 @@ from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.ticket import ResultRing
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
-from headrace.steps import BROKEN, IntArray, Masks, StepPlan
+from headrace.steps import IntArray, Masks, StepPlan
 
 _RANGES = {"plain": "sample", "with_all_features": "sample"}  # names of a profile's ranges, by method
 
@@ -58,8 +58,7 @@ class StepSampling:
             # The model is already running when this waits for the masks.
             masks=None if masks is None else PlacedMasks.of(masks, host_slots, self._device),
         )
-        flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
-        return self._append(slots, sampled.tokens, flags, advances=advances), sampled.logprobs
+        return self._append(slots, sampled.tokens, sampled.flags, advances=advances), sampled.logprobs
 
     def use_ranges(self, ranges: Ranges | None) -> None:
         wrap_methods(self, _RANGES, ranges)
