@@ -47,9 +47,9 @@ def test_graphs_of_decodes_and_of_verified_drafts_change_no_bit(tmp_path: Path) 
 
 
 def test_one_graph_verifies_drafts_of_several_lengths_and_changes_no_bit(tmp_path: Path) -> None:
-    """Of 5 and 6 tokens; rows without a token write to the block for padding alone."""
+    """Of 9 and 10 tokens; rows without a token write to the block for padding alone."""
     run = run_of(tmp_path, "qwen3")
-    steps: list[Step] = [[(0, 4), (1, 2)], [(0, 2), (1, 3)], [(1, 1), (0, 4)], [(0, 5), (1, 1)], [(1, 3), (0, 2)]]
+    steps: list[Step] = [[(0, 6), (1, 4)], [(0, 4), (1, 5)], [(1, 3), (0, 6)], [(0, 7), (1, 3)], [(1, 5), (0, 4)]]
     schedule = [*PREFILLS, *steps]
     expected = logits_of(run, schedule, uses_graphs=False)
     for step in schedule:

@@ -28,7 +28,7 @@ class StepShape(NamedTuple):
 
     @classmethod
     def of(cls, num_seqs: int, num_tokens: int) -> StepShape:
-        spacing = 1 if num_tokens == num_seqs else 2 if num_tokens <= 16 else 4
+        spacing = 1 if num_tokens == num_seqs or num_tokens <= 8 else 2 if num_tokens <= 16 else 4
         return cls(num_seqs, -(-num_tokens // spacing) * spacing)
 
 

@@ -21,6 +21,8 @@ from headrace.kernels.reference.e3m4 import plain_key_units
 from headrace.kernels.reference.fp8 import FP8
 
 _TASK_TOKENS = 16  # consecutive tokens of a prompt share cache lines of the keys
+_FEW_TOKENS = 64  # of a step, most of them of different sequences: tasks need only be worth a claim
+_TASK_FLOATS = 4096
 
 
 def allocate_cache(
@@ -55,7 +57,10 @@ def rope_and_store(
     assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
     qkv = qkv.contiguous()
     num_tokens, head_dim = qkv.shape[0], cache.keys.shape[3]
-    num_tasks = -(-num_tokens // _TASK_TOKENS)
+    task_tokens = _TASK_TOKENS
+    if num_tokens <= _FEW_TOKENS:
+        task_tokens = min(_TASK_TOKENS, max(1, _TASK_FLOATS // qkv.shape[1]))
+    num_tasks = -(-num_tokens // task_tokens)
     of_keys, of_values = format_of(cache.keys), format_of(cache.values)
     _rope_and_store(
         qkv,
@@ -76,6 +81,7 @@ def rope_and_store(
         of_keys.shift,
         of_values.shift,
         cache.hadamard_len,
+        task_tokens,
         num_tasks,
         eps,
         num_tasks=num_tasks,
@@ -102,6 +108,7 @@ def rope_and_store(
     key_shift="integer",
     value_shift="integer",
     hadamard_len="integer",
+    task_tokens="integer",
     num_tasks="integer",
     eps="float",
 )
@@ -110,7 +117,7 @@ def _rope_and_store(pointer: Pointer) -> None:
     head_dim, num_heads, num_kv_heads = a.head_dim, a.num_heads, a.num_kv_heads
     task = claim(pointer)
     while task < a.num_tasks:
-        for token in range(task * _TASK_TOKENS, min((task + 1) * _TASK_TOKENS, a.num_tokens)):
+        for token in range(task * a.task_tokens, min((task + 1) * a.task_tokens, a.num_tokens)):
             q = after(floats(a.qkv), token * (num_heads + 2 * num_kv_heads) * head_dim)
             k = after(q, num_heads * head_dim)
             v = after(k, num_kv_heads * head_dim)
