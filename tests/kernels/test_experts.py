@@ -9,6 +9,7 @@ from torch import Tensor
 from headrace.dist.mesh import Span
 from headrace.kernels import ops, reference
 from headrace.kernels.layout import Routes
+from headrace.kernels.quantized import BLOCK_LEN, FP8, Fp8Weight, dequantize
 from headrace.models.mixture import routes_to
 from tests.kernels.places import Place, cases, relative_error
 
@@ -294,3 +295,54 @@ def test_gated_expert_gemms_match_their_reference(
     assert (
         relative_error(gpu.gated_experts(gpu.pack_experts(weight), x, routes, activation), expected) < 2 * place.error
     )
+
+
+def groups_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `quantize_groups_fp8`, but without rounding: the interpreter has no FP8."""
+    groups = x.float().unflatten(1, (-1, BLOCK_LEN))
+    scales = groups.abs().amax(-1)
+    return (groups / scales.unsqueeze(-1)).flatten(1).to(x.dtype), scales
+
+
+@cases(
+    "num_tokens num_chosen",
+    gpu=[(1, 1), (30, 2), (300, 1), (2000, 2)],
+    interpreted=[(9, 2), (100, 2)],  # few routes of each expert, and many
+)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_experts_with_scales_per_block_match_their_reference(
+    place: Place, num_tokens: int, num_chosen: int, weighs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.kernels import gpu
+    from headrace.kernels.gpu import experts
+
+    routes = uneven_routes(place, num_tokens, 4, num_chosen)
+    is_gpu = place.device == "cuda"
+    if not is_gpu:
+        monkeypatch.setattr(experts, "quantize_groups_fp8", groups_of)
+    values = torch.randn(4 * 256, 384, device=place.device).to(FP8 if is_gpu else place.dtype)
+    stored = Fp8Weight(values, torch.rand(8, 3, device=place.device) + 0.1)
+    matrices = dequantize(stored).view(4, 256, 384).to(place.dtype)
+    packed = gpu.pack_quantized_experts(stored, 4, place.dtype)
+    assert not packed.takes_fp8
+    for num_rows in {num_tokens, num_tokens * num_chosen}:
+        x = place.randn(num_rows, 384)
+        expected = reference.pack_experts(matrices)(x, routes, weighs=weighs)
+        assert relative_error(packed(x, routes, weighs=weighs), expected) < (0.04 if is_gpu else 2 * place.error)
+    x = place.randn(num_tokens, 384)
+    gated = gpu.gated_experts(packed, x, routes, "silu")
+    expected = reference.silu_and_mul(reference.pack_experts(matrices)(x, routes))
+    assert relative_error(gated, expected) < (0.06 if is_gpu else 4 * place.error)
+
+
+@cases("num_tokens", gpu=[(9,), (300,)], interpreted=[])
+def test_stored_fp8_with_scales_per_row_is_multiplied_as_what_is_quantized_at_load(
+    place: Place, num_tokens: int
+) -> None:
+    from headrace.kernels import gpu
+
+    routes, weight = uneven_routes(place, num_tokens, 8, 2), place.randn(8, 256, 384)
+    rows = gpu.quantize_rows(weight.flatten(0, 1))
+    packed = gpu.pack_quantized_experts(Fp8Weight(rows.values, rows.scales), 8, place.dtype)
+    x = place.randn(num_tokens, 384)
+    assert torch.equal(packed(x, routes), gpu.pack_experts(weight, as_fp8=True)(x, routes))

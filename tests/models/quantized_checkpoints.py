@@ -28,14 +28,27 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+MIXTURE_CONFIG: dict[str, Any] = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 GROUP_LEN = 64
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight columns has nibble i
 Pack = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]  # stem, matrix -> stored tensors, dequantized matrix
 
 
-def write(directory: Path, quantization: dict[str, Any], pack: Pack) -> dict[str, Tensor]:
+def write(
+    directory: Path, quantization: dict[str, Any], pack: Pack, config: dict[str, Any] = CONFIG
+) -> dict[str, Tensor]:
     """Writes a checkpoint whose layers' matrices are packed, and returns all tensors as a reader should see them."""
-    shapes = spec_from_config(CONFIG).tensor_shapes()
+    shapes = spec_from_config(config).tensor_shapes()
     seen = {name: torch.randn(shape) * (1.0 if "norm" in name else 0.05) for name, shape in shapes.items()}
     stored: dict[str, Tensor] = {}
     for name in shapes:
@@ -43,9 +56,10 @@ def write(directory: Path, quantization: dict[str, Any], pack: Pack) -> dict[str
             tensors, seen[name] = pack(name.removesuffix(".weight"), seen[name])
             stored |= tensors
         else:
-            stored[name] = seen[name] = seen[name].to(torch.bfloat16).float()
+            seen[name] = seen[name].to(torch.bfloat16).float()
+            stored[name.replace(".router.", ".gate.")] = seen[name]  # the name that mixtures have in files
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": quantization}))
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     return seen
 
 

@@ -13,7 +13,7 @@ from headrace.models.quantized import Kind, StoredQuantization, kept_in_16_bits,
 from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
 from headrace.models.weight_sizes import COPY_ROWS, WeightSizes, weight_sizes
-from tests.models.quantized_checkpoints import CONFIG, compressed
+from tests.models.quantized_checkpoints import CONFIG, MIXTURE_CONFIG, compressed
 
 SPEC = replace(spec_from_config(CONFIG), num_layers=2)
 
@@ -37,6 +37,20 @@ def test_a_checkpoint_that_keeps_what_quantizing_keeps_takes_the_same_bytes(kind
     without = sizes(stored(kind, "lm_head"), kind)
     assert without.copies == 0
     assert without.layers[1] < found.layers[1] and without.layers[0] == found.layers[0]
+
+
+def test_experts_take_eight_bits_in_fp8_alone() -> None:
+    spec = replace(spec_from_config(MIXTURE_CONFIG), num_layers=1)
+    as_they_are = weight_sizes(Shards(spec, Mesh()), element_bytes=2).layers[0]
+    num_weights = 3 * 4 * 256 * 128  # of four experts
+    num_others = 2 * 256 * 256 + 2 * 128 * 256  # queries and output, keys and values
+    kinds: tuple[Kind, ...] = ("fp8", "int8")
+    saved = {
+        kind: as_they_are - sizes(replace(spec, quantization=StoredQuantization("fp8", kind)), kind).layers[0]
+        for kind in kinds
+    }
+    assert num_others * 0.9 < saved["int8"] < num_others  # what is not saved are scales
+    assert (num_weights + num_others) * 0.9 < saved["fp8"] < num_weights + num_others
 
 
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])

@@ -89,11 +89,11 @@ def _has_copy(name: str, shape: Shape, shards: Shards) -> bool:
 
 
 def _is_packed(name: str, shape: Shape, kind: Kind, *, at_load: bool) -> bool:
-    """Matrices that latent attention multiplies by head stay as they are. So do experts, unless FP8 is made at load."""
+    """Matrices that latent attention multiplies by head stay as they are. So do experts, except in FP8."""
     if not name.endswith("_proj.weight") or name.endswith(".kv_b_proj.weight"):
         return False
     if ".experts." in name:
-        return kind == "fp8" and at_load
+        return kind == "fp8"
     return kind != "fp8" or not at_load or all(size % _MULTIPLE == 0 for size in shape)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.config import Quantization
 from headrace.dist.mesh import Mesh
-from headrace.kernels.quantized import quantize
+from headrace.kernels.quantized import FP8, Fp8Weight, quantize
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.decoder import Layer
 from headrace.models.layers import Mlp
@@ -205,7 +205,7 @@ def test_ranks_stream_their_own_parts_of_the_layers(tmp_path: Path) -> None:
 
 def gpu_linears() -> dict[str, Any]:
     """One of each form that a GPU has for a matrix."""
-    from headrace.kernels.gpu.experts import PackedExperts
+    from headrace.kernels.gpu.experts import pack_experts, pack_quantized_experts
     from headrace.kernels.gpu.few_rows import Linear
     from headrace.kernels.gpu.linear import pack_with_copy
     from headrace.kernels.gpu.quantized import pack_quantized
@@ -214,7 +214,9 @@ def gpu_linears() -> dict[str, Any]:
     kinds = ("fp8", "int8", "int4")
     packed = {kind: pack_quantized(quantize(weight, kind), bias, torch.bfloat16) for kind in kinds}
     packed |= {"plain": Linear(weight.bfloat16(), bias), "copy": pack_with_copy(weight.bfloat16(), bias)[0]}
-    return packed | {"experts": PackedExperts(weight.view(2, 32, 256))}
+    in_blocks = Fp8Weight(torch.randn(256, 256).to(FP8), torch.rand(2, 2))
+    packed |= {"experts in blocks": pack_quantized_experts(in_blocks, 2, torch.bfloat16)}
+    return packed | {"experts": pack_experts(weight.view(2, 32, 256))}
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -228,7 +230,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "plain", "copy", "experts"])
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "plain", "copy", "experts", "experts in blocks"])
 def test_every_form_of_a_gpus_weights_moves_with_its_layer(name: str) -> None:
     linear = gpu_linears()[name]
     layer = Layer(None, None, None, None, Mlp(linear, linear, "silu", True), None, is_parallel=False)

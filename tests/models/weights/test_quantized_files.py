@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headrace.errors import UnsupportedModelError
+from headrace.kernels import ops
 from headrace.kernels.cpu.linear import Int8Linear, WeightOnlyLinear
 from headrace.kernels.cpu.panels import IS_SUPPORTED
 from headrace.kernels.quantized import FP8, Fp8Weight, Int4Weight, Int8Weight, concatenate, dequantize, take_rows
@@ -17,7 +18,7 @@ from headrace.models import load_decoder, open_checkpoint
 from headrace.models.quantized import StoredQuantization, kept_in_16_bits, read_quantization
 from headrace.models.weights.source import Slice
 from headrace.quantize.evaluate import prefill, score
-from tests.models.quantized_checkpoints import LAYOUTS, compressed, write
+from tests.models.quantized_checkpoints import CONFIG, LAYOUTS, MIXTURE_CONFIG, compressed, write
 from tests.tolerances import assert_same_but_for_rounded_inputs
 
 CPU = torch.device("cpu")
@@ -117,12 +118,37 @@ def test_a_cpu_keeps_weights_in_four_bits_and_computes_what_they_mean(
         assert_same_but_for_rounded_inputs(found.logits(prefill(found, ids)), expected)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_gpu_keeps_the_weights_quantized_and_agrees_with_the_cpu(
+FP8_LAYOUTS = [name for name in LAYOUTS if "fp8" in name]
+
+
+@pytest.mark.parametrize("layout", FP8_LAYOUTS)
+def test_experts_in_fp8_are_read_as_one_matrix_as_stored(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, *LAYOUTS[layout])
+    """As on a GPU, which multiplies by them so."""
+    expected = write(tmp_path, *LAYOUTS[layout], MIXTURE_CONFIG)
+    checkpoint = open_checkpoint(str(tmp_path))
+    found: list[Fp8Weight] = []
+    monkeypatch.setattr(StoredQuantization, "stays_packed_on", lambda self, device: True)
+    monkeypatch.setattr(ops, "takes_groups", lambda device, dtype: False)
+    monkeypatch.setattr(ops, "pack_quantized_experts", lambda weight, num_experts, dtype: found.append(weight))
+    monkeypatch.setattr(ops, "pack_quantized", lambda weight, bias, dtype: ops.pack_linear(dequantize(weight), bias))
+    load_decoder(checkpoint, dtype=torch.float32)
+    names = [f"model.layers.1.mlp.experts.{expert}." for expert in range(4)]
+    ups = torch.cat([expected[f"{name}{part}_proj.weight"] for name in names for part in ("gate", "up")])
+    downs = torch.cat([expected[f"{name}down_proj.weight"] for name in names])
+    assert len(found) == 4  # two layers
+    assert torch.allclose(dequantize(found[2]), ups, rtol=1e-6, atol=1e-7)
+    assert torch.allclose(dequantize(found[3]), downs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [CONFIG, MIXTURE_CONFIG], ids=["dense", "mixture"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gpu_keeps_the_weights_quantized_and_agrees_with_the_cpu(
+    layout: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *LAYOUTS[layout], config)
     checkpoint = open_checkpoint(str(tmp_path))
     ids = torch.arange(64, dtype=torch.int32)
     with monkeypatch.context() as patched:
@@ -130,7 +156,8 @@ def test_a_gpu_keeps_the_weights_quantized_and_agrees_with_the_cpu(
         exact = load_decoder(checkpoint, dtype=torch.float32)
     found = load_decoder(checkpoint, dtype=torch.bfloat16, device="cuda")
     kind = checkpoint.spec.quantization.kind
-    assert found.num_bytes < exact.num_bytes * {"fp8": 0.45, "int8": 0.45, "int4": 0.35}[kind]
+    if config is CONFIG or kind == "fp8":  # other experts are dequantized
+        assert found.num_bytes < exact.num_bytes * {"fp8": 0.45, "int8": 0.45, "int4": 0.35}[kind]
     with torch.inference_mode():
         expected = exact.logits(prefill(exact, ids))
         logits = found.logits(prefill(found, ids.cuda())).float().cpu()

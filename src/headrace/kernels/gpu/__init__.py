@@ -59,6 +59,7 @@ from headrace.kernels.gpu.experts import (
     experts_of_few_tokens,
     gated_experts,
     pack_experts,
+    pack_quantized_experts,
     takes_few_tokens,
 )
 from headrace.kernels.gpu.few_decodes import rope_and_attend, takes_few_decodes
@@ -119,6 +120,7 @@ __all__ = [
     "pack_experts",
     "pack_linear",
     "pack_quantized",
+    "pack_quantized_experts",
     "pack_with_copy",
     "paged_attention",
     "quantize_rows",

@@ -17,7 +17,7 @@ from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.one_row import tile_depth
 from headrace.kernels.gpu.shared_memory import fitting_stages
-from headrace.kernels.layout import Fp8Rows, Routes
+from headrace.kernels.layout import Routes
 
 MIN_COLUMNS = 64  # tensor cores take 64 rows of a weight
 MIN_DEPTH = 64
@@ -39,29 +39,32 @@ _GATED_TILES = ((22, ColumnTile(32, 16, 128, 256, 3, 8)), (_MAX_ROUTES, ColumnTi
 _TILES = ((22, ColumnTile(32, 16, 256, 128, 3, 4)), (_MAX_ROUTES, ColumnTile(64, 32, 256, 128, 5, 8)))
 
 
-def takes(num_columns: int, width: int, routes_per_expert: float) -> bool:
-    """Whether `multiply` is the fastest kernel for these routes, and its tiles fit the matrices."""
-    return routes_per_expert <= _MAX_ROUTES and num_columns % MIN_COLUMNS == 0 and width % MIN_DEPTH == 0
+def takes(num_columns: int, width: int, routes_per_expert: float, block_len: int = 0) -> bool:
+    """Whether `multiply` is the fastest kernel for these routes, and its tiles fit the matrices. `block_len`: of FP8
+    weights with scales per block."""
+    fits = num_columns % MIN_COLUMNS == 0 and width % max(MIN_DEPTH, block_len) == 0
+    return routes_per_expert <= _MAX_ROUTES and fits
 
 
 def multiply(
-    x: Tensor | Fp8Rows,  # [T or R, K]
-    weight: Tensor | Fp8Rows,  # [E * N, K], or with an activation [E * 2 * N, K]
+    values: Tensor,  # [T or R, K]
+    scales: Tensor,  # in FP8 one per row, or per `block_len` columns of a row
+    matrices: Tensor,  # [E * N, K], or with an activation [E * 2 * N, K]
+    matrix_scales: Tensor,  # in FP8 one per row, or per block
     routes: Routes,
     out: Tensor,  # [R, N]
     *,
+    block_len: int,  # 0: scales are of rows, if there are any
     weighs: bool,
     activation: str | None,
 ) -> None:
     """Multiplies each route's row by the matrix of its expert. See `experts.py`."""
-    values, scales = (x.values, x.scales) if isinstance(x, Fp8Rows) else (x, x)
-    matrices, matrix_scales = (weight.values, weight.scales) if isinstance(weight, Fp8Rows) else (weight, weight)
     (num_routes, num_columns), width, num_experts = out.shape, values.shape[1], routes.ends.shape[0]
     num_matrices = 1 if activation is None else 2
     tiles = _TILES if activation is None else _GATED_TILES
     tile = next(tile for most, tile in tiles if num_routes <= most * num_experts)
     columns = _largest_divisor(num_columns, tile.columns)
-    depth = tile_depth(width, tile.depth_bytes // values.element_size())
+    depth = block_len or tile_depth(width, tile.depth_bytes // values.element_size())
     stage_bytes = (num_matrices * columns + tile.rows) * depth * values.element_size()
     num_tiles = num_experts + (num_routes - 1) // tile.rows  # at most: an expert's first one counts for all its routes
     _multiply_columns[(num_tiles * (num_columns // columns),)](
@@ -83,7 +86,8 @@ def multiply(
         COLUMNS=columns,
         DEPTH=depth,
         STAGES=fitting_stages(tile.stages, stage_bytes, values.device),
-        IS_FP8=isinstance(weight, Fp8Rows),
+        HAS_ROW_SCALES=not block_len and scales is not values,
+        BLOCK_LEN=block_len,
         WEIGHS=weighs,
         ACTIVATION=ACTIVATIONS[activation],
         num_warps=tile.num_warps,
@@ -117,7 +121,8 @@ def _multiply_columns(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    BLOCK_LEN: tl.constexpr,
     WEIGHS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -146,12 +151,12 @@ def _multiply_columns(
     if stop - start <= MIN_ROWS:
         _multiply_tile(
             x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, MIN_ROWS, COLUMNS, DEPTH, STAGES, IS_FP8, WEIGHS, ACTIVATION,
+            stop, NUM_COLUMNS, WIDTH, MIN_ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
         )  # fmt: skip
     else:
         _multiply_tile(
             x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, IS_FP8, WEIGHS, ACTIVATION,
+            stop, NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
         )  # fmt: skip
 
 
@@ -175,7 +180,8 @@ def _multiply_tile(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    BLOCK_LEN: tl.constexpr,
     WEIGHS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
@@ -183,7 +189,7 @@ def _multiply_tile(
     routes = tl.load(order + lines, mask=lines < stop, other=0)
     sums = multiply_by_columns(
         x, x_scales, weight, weight_scales, routes // routes_per_row, lines < stop, expert, column_tile, out,
-        NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, IS_FP8, ACTIVATION,
+        NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, ACTIVATION,
     )  # fmt: skip
     store_columns(sums, route_weights, out, routes, lines < stop, column_tile, NUM_COLUMNS, COLUMNS, WEIGHS)
 
@@ -205,7 +211,8 @@ def multiply_by_columns(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    BLOCK_LEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """Returns a tile of columns of an expert's matrix times these rows, [COLUMNS, ROWS]. With an activation, the
@@ -219,12 +226,24 @@ def multiply_by_columns(
     depths = tl.arange(0, DEPTH)[None, :]
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     up_sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    num_blocks: tl.constexpr = WIDTH // DEPTH  # with scales per block
     for depth in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
         row = tl.trans(tl.load(row_at + depth + depths, mask=is_ours[:, None], other=0.0))
-        sums = tl.dot(tl.load(matrix_at + depth + depths), row, sums, input_precision="ieee")
+        if BLOCK_LEN:
+            row_scale = tl.load(x_scales + rows * num_blocks + depth // DEPTH, mask=is_ours, other=0.0)[None, :]
+            scale_at = weight_scales + matrix_columns // BLOCK_LEN * num_blocks + depth // DEPTH
+            product = tl.dot(tl.load(matrix_at + depth + depths), row, input_precision="ieee")
+            sums += product * tl.load(scale_at)[:, None] * row_scale
+        else:
+            sums = tl.dot(tl.load(matrix_at + depth + depths), row, sums, input_precision="ieee")
         if ACTIVATION:
-            up_sums = tl.dot(tl.load(up_at + depth + depths), row, up_sums, input_precision="ieee")
-    if IS_FP8:
+            if BLOCK_LEN:
+                up_scale = tl.load(scale_at + NUM_COLUMNS // BLOCK_LEN * num_blocks)[:, None]
+                up_product = tl.dot(tl.load(up_at + depth + depths), row, input_precision="ieee")
+                up_sums += up_product * up_scale * row_scale
+            else:
+                up_sums = tl.dot(tl.load(up_at + depth + depths), row, up_sums, input_precision="ieee")
+    if HAS_ROW_SCALES:
         sums = sums * tl.load(x_scales + rows, mask=is_ours, other=0.0)[None, :]
         sums = sums * tl.load(weight_scales + matrix_columns)[:, None]
     if ACTIVATION:

@@ -22,29 +22,34 @@ from headrace.kernels.gpu import expert_columns, few_experts, sorted_experts
 from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.scaled_gemm import quantize_groups_fp8
 from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import Fp8Rows, Routes, Rows, UnnormedRows
+from headrace.kernels.quantized import BLOCK_LEN, Fp8Weight
 
 _TILES_TOGETHER = 8  # row tiles whose programs run side by side and share weight tiles in the L2 cache
 
 
 class PackedExperts:
-    """The weight matrices of all experts, in the type of the activations or in FP8 (see `fp8.py`)."""
+    """The weight matrices of all experts, in the type of the activations or in FP8, with a scale per row (`fp8.py`) or
+    per block of 128 x 128 weights (`scaled_gemm.py`)."""
 
-    def __init__(self, weight: Tensor, *, as_fp8: bool = False) -> None:  # [E, N, K]
-        self._shape = weight.shape
-        self._dtype = weight.dtype
-        self._weight = quantize_rows(weight.flatten(0, 1)) if as_fp8 else weight.contiguous()
-        self.takes_fp8 = as_fp8
+    def __init__(self, weight: Tensor | Fp8Rows | Fp8Weight, num_experts: int, dtype: torch.dtype) -> None:
+        """`weight`: [E, N, K], in FP8 [E * N, K]. `dtype`: of the activations."""
+        values = weight if isinstance(weight, Tensor) else weight.values
+        self._shape = num_experts, values.shape[-2] // (num_experts if values.dim() == 2 else 1), values.shape[-1]
+        self._dtype = dtype
+        self._weight = weight
+        self.takes_fp8 = isinstance(weight, Fp8Rows)
 
     @property
     def plain(self) -> Tensor | None:  # [E, N, K]
         """The matrices, if they are not quantized."""
-        return None if isinstance(self._weight, Fp8Rows) else self._weight
+        return self._weight if isinstance(self._weight, Tensor) else None
 
     def gated(self, x: Tensor, routes: Routes, activation: str) -> Tensor:  # [T, K] -> [R, N / 2]
-        """Multiplies by gate and up, the halves of each matrix, and applies the activation. Not for FP8, whose sums
-        have scales."""
+        """Multiplies by gate and up, the halves of each matrix, and applies the activation. Not for FP8 with scales per
+        row, which the sums get at the end."""
         assert not self.takes_fp8
         return self._multiply(x, routes, weighs=False, activation=activation)
 
@@ -56,23 +61,37 @@ class PackedExperts:
         plain = self.plain
         if plain is not None and isinstance(x, Tensor) and sorted_experts.takes(plain, x, routes, activation):
             return sorted_experts.multiply(x, plain, routes, weighs=weighs, activation=activation)
-        if self.takes_fp8 and isinstance(x, Tensor):
+        weight, block_len = self._weight, 0
+        if isinstance(weight, Fp8Weight):
+            assert isinstance(x, Tensor)
+            x, block_len = Fp8Rows(*quantize_groups_fp8(x)), BLOCK_LEN
+        elif self.takes_fp8 and isinstance(x, Tensor):
             x = quantize_rows(x)
         values, scales = (x.values, x.scales) if isinstance(x, Fp8Rows) else (x, x)
-        weight = self._weight
-        matrices, matrix_scales = (weight.values, weight.scales) if isinstance(weight, Fp8Rows) else (weight, weight)
+        matrices, matrix_scales = (weight, weight) if isinstance(weight, Tensor) else (weight.values, weight.scales)
         num_experts, num_columns, width = self._shape
         num_columns //= 1 if activation is None else 2
         num_routes = routes.order.shape[0]
         out = torch.empty((num_routes, num_columns), dtype=self._dtype, device=values.device)
         if num_routes == 0:
             return out
-        if expert_columns.takes(num_columns, width, num_routes / num_experts):
-            expert_columns.multiply(x, weight, routes, out, weighs=weighs, activation=activation)
+        if expert_columns.takes(num_columns, width, num_routes / num_experts, block_len):
+            expert_columns.multiply(
+                values,
+                scales,
+                matrices,
+                matrix_scales,
+                routes,
+                out,
+                block_len=block_len,
+                weighs=weighs,
+                activation=activation,
+            )
             return out
         tile = _tile_shape(
             num_routes / num_experts,
-            is_fp8=self.takes_fp8,
+            element_bytes=values.element_size(),
+            block_len=block_len,
             is_gated=activation is not None,
             max_bytes=shared_memory_bytes(values.device),
         )
@@ -98,7 +117,8 @@ class PackedExperts:
             COLUMNS=columns,
             DEPTH=depth,
             TOGETHER=_TILES_TOGETHER,
-            IS_FP8=self.takes_fp8,
+            HAS_ROW_SCALES=self.takes_fp8,
+            BLOCK_LEN=block_len,
             WEIGHS=weighs,
             ACTIVATION=ACTIVATIONS[activation],
             num_warps=num_warps,
@@ -109,7 +129,15 @@ class PackedExperts:
 
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
-    return PackedExperts(weight, as_fp8=as_fp8)
+    num_experts = weight.shape[0]
+    packed = quantize_rows(weight.flatten(0, 1)) if as_fp8 else weight.contiguous()
+    return PackedExperts(packed, num_experts, weight.dtype)
+
+
+def pack_quantized_experts(weight: Fp8Weight, num_experts: int, dtype: torch.dtype) -> PackedExperts:  # [E * N, K]
+    """See `ops.pack_quantized_experts`."""
+    packed = weight if weight.has_blocks else Fp8Rows(weight.values, weight.scales)
+    return PackedExperts(packed, num_experts, dtype)
 
 
 def takes_few_tokens(up: PackedExperts, down: PackedExperts, x: Tensor, activation: str) -> bool:
@@ -144,14 +172,18 @@ _TILES = (
 
 
 def _tile_shape(
-    routes_per_expert: float, *, is_fp8: bool, is_gated: bool, max_bytes: int
+    routes_per_expert: float, *, element_bytes: int, block_len: int, is_gated: bool, max_bytes: int
 ) -> tuple[int, int, int, int, int]:
     """Returns rows, columns and depth of a tile, warps and stages: fewer stages where shared memory is small. Gate and
-    up have half of the columns each."""
+    up have half of the columns each. With scales per block a tile is as deep as a block, and has two sums per column
+    in registers."""
     tile = next(tile for most, tile in _TILES if most is None or routes_per_expert <= most)
     rows, columns, depth_bytes, num_warps, num_stages = tile
-    num_stages = max(1, min(num_stages, max_bytes // ((rows + columns) * depth_bytes)))
-    return rows, columns // 2 if is_gated else columns, depth_bytes // (1 if is_fp8 else 2), num_warps, num_stages
+    depth = depth_bytes // element_bytes
+    if block_len:
+        columns, depth = min(columns, 128), block_len
+    num_stages = max(1, min(num_stages, max_bytes // ((rows + columns) * depth * element_bytes)))
+    return rows, columns // 2 if is_gated else columns, depth, num_warps, num_stages
 
 
 @triton.jit(do_not_specialize=["num_tiles", "routes_per_row"])
@@ -174,7 +206,8 @@ def _multiply(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     TOGETHER: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    BLOCK_LEN: tl.constexpr,
     WEIGHS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -204,17 +237,17 @@ def _multiply(
     if ROWS == 128 and stop - start <= 32:
         _multiply_tile(
             x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, 32, COLUMNS, DEPTH, IS_FP8, WEIGHS, ACTIVATION,
+            stop, NUM_COLUMNS, WIDTH, 32, COLUMNS, DEPTH, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
         )  # fmt: skip
     elif ROWS == 128 and stop - start <= 64:
         _multiply_tile(
             x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, 64, COLUMNS, DEPTH, IS_FP8, WEIGHS, ACTIVATION,
+            stop, NUM_COLUMNS, WIDTH, 64, COLUMNS, DEPTH, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
         )  # fmt: skip
     else:
         _multiply_tile(
             x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, IS_FP8, WEIGHS, ACTIVATION,
+            stop, NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
         )  # fmt: skip
 
 
@@ -237,7 +270,8 @@ def _multiply_tile(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    BLOCK_LEN: tl.constexpr,
     WEIGHS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
@@ -251,10 +285,12 @@ def _multiply_tile(
     depths = tl.arange(0, DEPTH)
     row_at = x + tokens[:, None] * WIDTH + depths[None, :]
     matrix_rows: tl.constexpr = 2 * NUM_COLUMNS if ACTIVATION else NUM_COLUMNS
-    matrix_at = weight + (expert.to(tl.int64) * matrix_rows + inside)[:, None] * WIDTH + depths[None, :]
+    matrix_columns = expert.to(tl.int64) * matrix_rows + inside
+    matrix_at = weight + matrix_columns[:, None] * WIDTH + depths[None, :]
     up_at = matrix_at + NUM_COLUMNS * WIDTH
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    num_blocks: tl.constexpr = (WIDTH + DEPTH - 1) // DEPTH  # with scales per block
     for depth in tl.range(0, WIDTH, DEPTH):
         if WIDTH % DEPTH == 0:
             row = tl.load(row_at + depth)
@@ -262,18 +298,27 @@ def _multiply_tile(
         else:
             row = tl.load(row_at + depth, mask=depth + depths[None, :] < WIDTH, other=0.0)
             matrix = tl.load(matrix_at + depth, mask=depth + depths[None, :] < WIDTH, other=0.0)
-        total = tl.dot(row, tl.trans(matrix), total)
+        if BLOCK_LEN:
+            row_scale = tl.load(x_scales + tokens * num_blocks + depth // DEPTH)[:, None]
+            scale_at = weight_scales + matrix_columns // BLOCK_LEN * num_blocks + depth // DEPTH
+            total += tl.dot(row, tl.trans(matrix)) * row_scale * tl.load(scale_at)[None, :]
+        else:
+            total = tl.dot(row, tl.trans(matrix), total)
         if ACTIVATION:
             if WIDTH % DEPTH == 0:
                 up_matrix = tl.load(up_at + depth)
             else:
                 up_matrix = tl.load(up_at + depth, mask=depth + depths[None, :] < WIDTH, other=0.0)
-            up_total = tl.dot(row, tl.trans(up_matrix), up_total)
+            if BLOCK_LEN:
+                up_scale = tl.load(scale_at + NUM_COLUMNS // BLOCK_LEN * num_blocks)[None, :]
+                up_total += tl.dot(row, tl.trans(up_matrix)) * row_scale * up_scale
+            else:
+                up_total = tl.dot(row, tl.trans(up_matrix), up_total)
     if ACTIVATION:
         total = gate(total, up_total, out, ACTIVATION).to(tl.float32)
-    if IS_FP8:
+    if HAS_ROW_SCALES:
         total = total * tl.load(x_scales + tokens)[:, None]
-        total = total * tl.load(weight_scales + expert.to(tl.int64) * NUM_COLUMNS + inside)[None, :]
+        total = total * tl.load(weight_scales + matrix_columns)[None, :]
     if WEIGHS:
         total = total * tl.load(route_weights + routes)[:, None]
     at = out + routes[:, None] * NUM_COLUMNS + columns[None, :]

@@ -135,6 +135,6 @@ def _multiply_routes(
         wait_for_kernels_before(IS_DEPENDENT)
     sums = multiply_by_columns(
         x, x, weight, weight, routes // routes_per_row, is_ours, expert, tl.program_id(0), out,
-        NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, False, ACTIVATION,
+        NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, False, 0, ACTIVATION,
     )  # fmt: skip
     store_columns(sums, route_weights, out, routes, is_ours, tl.program_id(0), NUM_COLUMNS, COLUMNS, WEIGHS)

@@ -13,6 +13,7 @@ from headrace.kernels.layout import Addend, Routes, Rows
 from headrace.kernels.ops.activations import GATED
 from headrace.kernels.ops.dispatch import kernels_for
 from headrace.kernels.ops.linear import PackedLinear
+from headrace.kernels.quantized import Fp8Weight
 
 
 class PackedExperts(Protocol):
@@ -30,6 +31,13 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     """Packs the weight matrices of a mixture of experts."""
     kernels = kernels_for(weight.device, weight.dtype)
     packed: PackedExperts = kernels.pack_experts(weight, as_fp8=True) if as_fp8 else kernels.pack_experts(weight)
+    return packed
+
+
+def pack_quantized_experts(weight: Fp8Weight, num_experts: int, dtype: torch.dtype) -> PackedExperts:  # [E * N, K]
+    """Packs matrices that a checkpoint stores in FP8, expert after expert, on a GPU. A block of them has rows of one
+    expert, and of one of its matrices."""
+    packed: PackedExperts = kernels_for(weight.values.device, dtype).pack_quantized_experts(weight, num_experts, dtype)
     return packed
 
 

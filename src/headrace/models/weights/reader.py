@@ -14,7 +14,7 @@ from headrace.adapters import AdapterLimits
 from headrace.config import Quantization
 from headrace.dist.collectives import TensorGroup
 from headrace.kernels import ops
-from headrace.kernels.quantized import GroupedWeight, QuantizedWeight, kind_of, quantize
+from headrace.kernels.quantized import Fp8Weight, GroupedWeight, QuantizedWeight, kind_of, quantize
 from headrace.models.adapter_spec import is_adapted
 from headrace.models.adapters import AdaptedLinear, empty_weights
 from headrace.models.latent import rotary_order
@@ -184,12 +184,25 @@ class WeightReader:
     def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
-        if self._keeps_stored and self._takes_groups and not interleaved:
-            return self._each_expert(names)
+        if self._keeps_stored and not interleaved:
+            packed = self._each_expert(names) if self._takes_groups else self._stored_experts(names)
+            if packed is not None:
+                return packed
         stack = self._stack(names, "weight", interleaved=interleaved)
         packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
+
+    def _stored_experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts | None:
+        """Experts in FP8 as the checkpoint has them; None: it has others, or blocks with rows of several matrices."""
+        if self._spec.quantization is None or self._spec.quantization.kind != "fp8":
+            return None
+        stored = self._stored(tuple(f"{part}.weight" for parts in names for part in parts))
+        if stored is None:
+            return None
+        assert isinstance(stored, Fp8Weight)
+        self.num_bytes += _bytes_of(stored)
+        return ops.pack_quantized_experts(stored, len(names), self._dtype)
 
     def _each_expert(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
         linears = [self._packed(self.matrix(*parts, has_bias=False)) for parts in names]
