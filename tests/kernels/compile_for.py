@@ -62,6 +62,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen/Qwen3-32B-FP8", {"max_num_seqs": 64}),
     ("Qwen/Qwen3-30B-A3B", {}),
     ("Qwen/Qwen3-30B-A3B", {"quantization": "fp8"}),
+    ("Qwen/Qwen3-30B-A3B", {"quantization": "int4"}),
     ("deepseek_v2_lite", {"max_num_seqs": 64, "kv_offload_gib": 0.5}),
     ("deepseek-ai/DeepSeek-V3", {"kv_cache_dtype": "fp8", "max_num_seqs": 64}),
     ("gemma2_9b", {"max_num_seqs": 64}),

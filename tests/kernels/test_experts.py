@@ -9,7 +9,7 @@ from torch import Tensor
 from headrace.dist.mesh import Span
 from headrace.kernels import ops, reference
 from headrace.kernels.layout import Routes
-from headrace.kernels.quantized import BLOCK_LEN, FP8, Fp8Weight, dequantize
+from headrace.kernels.quantized import BLOCK_LEN, FP8, Fp8Weight, dequantize, quantize_int4
 from headrace.models.mixture import routes_to
 from tests.kernels.places import Place, cases, relative_error
 
@@ -346,3 +346,41 @@ def test_stored_fp8_with_scales_per_row_is_multiplied_as_what_is_quantized_at_lo
     packed = gpu.pack_quantized_experts(Fp8Weight(rows.values, rows.scales), 8, place.dtype)
     x = place.randn(num_tokens, 384)
     assert torch.equal(packed(x, routes), gpu.pack_experts(weight, as_fp8=True)(x, routes))
+
+
+@cases(
+    "num_tokens num_chosen group_len has_zeros",
+    gpu=[
+        (tokens, chosen, group_len, has_zeros)
+        for tokens, chosen in [(1, 1), (16, 2), (100, 1), (2000, 2)]
+        for group_len, has_zeros in [(32, True), (64, False), (128, True)]
+    ],
+    interpreted=[(9, 2, 64, True), (60, 1, 32, False), (90, 2, 128, True)],  # tiles of 16, 32 and 64 routes
+)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_experts_in_four_bits_match_their_reference(
+    place: Place, num_tokens: int, num_chosen: int, group_len: int, has_zeros: bool, weighs: bool
+) -> None:
+    from headrace.kernels import gpu
+
+    num_columns, width = 72, 256 if group_len == 128 else 192  # no multiples of a tile, nor of a packed run
+    routes = uneven_routes(place, num_tokens, 3, num_chosen)
+    stored = quantize_int4(torch.randn(3 * num_columns, width, device=place.device), group_len, has_zeros=has_zeros)
+    matrices = dequantize(stored).view(3, num_columns, width).to(place.dtype)
+    packed = gpu.pack_quantized_experts(stored, 3, place.dtype)
+    assert packed is not None and not packed.takes_fp8
+    for num_rows in {num_tokens, num_tokens * num_chosen}:
+        x = place.randn(num_rows, width)
+        expected = reference.pack_experts(matrices)(x, routes, weighs=weighs)
+        assert relative_error(packed(x, routes, weighs=weighs), expected) < 2 * place.error
+    x = place.randn(num_tokens, width)
+    gated = gpu.gated_experts(packed, x, routes, "silu")
+    expected = reference.silu_and_mul(reference.pack_experts(matrices)(x, routes))
+    assert relative_error(gated, expected) < 4 * place.error
+
+
+def test_groups_of_four_bits_that_no_kernel_takes_are_left_to_the_caller() -> None:
+    from headrace.kernels import gpu
+
+    weight = quantize_int4(torch.randn(3 * 64, 96), 48)
+    assert gpu.pack_quantized_experts(weight, 3, torch.bfloat16) is None

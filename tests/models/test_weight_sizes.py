@@ -39,18 +39,21 @@ def test_a_checkpoint_that_keeps_what_quantizing_keeps_takes_the_same_bytes(kind
     assert without.layers[1] < found.layers[1] and without.layers[0] == found.layers[0]
 
 
-def test_experts_take_eight_bits_in_fp8_alone() -> None:
+def test_a_gpu_keeps_experts_in_int8_in_16_bits() -> None:
     spec = replace(spec_from_config(MIXTURE_CONFIG), num_layers=1)
     as_they_are = weight_sizes(Shards(spec, Mesh()), element_bytes=2).layers[0]
     num_weights = 3 * 4 * 256 * 128  # of four experts
     num_others = 2 * 256 * 256 + 2 * 128 * 256  # queries and output, keys and values
-    kinds: tuple[Kind, ...] = ("fp8", "int8")
+    kinds: tuple[Kind, ...] = ("fp8", "int8", "int4")
     saved = {
         kind: as_they_are - sizes(replace(spec, quantization=StoredQuantization("fp8", kind)), kind).layers[0]
         for kind in kinds
     }
     assert num_others * 0.9 < saved["int8"] < num_others  # what is not saved are scales
     assert (num_weights + num_others) * 0.9 < saved["fp8"] < num_weights + num_others
+    assert (num_weights + num_others) * 1.4 < saved["int4"] < (num_weights + num_others) * 1.5
+    on_cpu = [weight_sizes(Shards(spec, Mesh()), element_bytes=4, kind=kind).layers[0] for kind in ("int8", None)]
+    assert on_cpu[0] < on_cpu[1] * 0.3
 
 
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.resolve import resolve
 from headrace.hardware import GpuFacts, MachineFacts
+from headrace.models.cache import EMBEDDED_BITS
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE
 from headrace.plan.gpus import GIB, cpu, find_gpu
@@ -84,6 +86,13 @@ def test_fewer_bits_take_fewer_bytes_but_embeddings_keep_theirs() -> None:
     assert weight_bytes(shape, Precision()) == 2 * shape.num_params
     assert weight_bytes(shape, Precision("fp8")) == plain + copies + narrow + 4 * rows  # and scales
     assert weight_bytes(shape, Precision("int4")) == pytest.approx(plain + copies + narrow * 4.25 / 8, rel=1e-6)
+
+
+def test_the_bytes_of_a_model_do_not_depend_on_what_was_planned_before() -> None:
+    precision, shape = Precision("float32", is_wide=True), find_shape("HuggingFaceTB/SmolLM2-135M")
+    packed = replace(shape, spec=replace(shape.spec, packed_bits=EMBEDDED_BITS))
+    assert weight_bytes(packed, precision) < weight_bytes(shape, precision) * 0.3
+    assert weight_bytes(shape, precision) == 4 * shape.num_params
 
 
 def test_the_default_model_is_planned_on_a_cpu_as_its_file_stores_it() -> None:

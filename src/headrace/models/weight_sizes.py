@@ -39,9 +39,12 @@ def weight_sizes(shards: Shards, *, element_bytes: int, kind: Kind | None = None
     is_kept = _keeps(shards, at_load=at_load)
     layers, others, copies, head_copy = [0] * shards.layers.size, 0, 0, 0
     has_copies = kind is not None and element_bytes == _BYTES_ON_GPU
-    bits = shards.whole.packed_bits if element_bytes == _BYTES_ON_CPU else None
+    on_cpu = element_bytes == _BYTES_ON_CPU
+    bits = shards.whole.packed_bits if on_cpu else None
     for name, shape in shards.tensor_shapes().items():
-        is_packed = kind is not None and not is_kept(name) and _is_packed(name, shape, kind, at_load=at_load)
+        is_packed = (
+            kind is not None and not is_kept(name) and _is_packed(name, shape, kind, at_load=at_load, on_cpu=on_cpu)
+        )
         num_bytes = math.prod(shape) * element_bytes
         if is_packed and kind is not None:
             num_bytes = _packed_bytes(shape, kind)
@@ -88,12 +91,12 @@ def _has_copy(name: str, shape: Shape, shards: Shards) -> bool:
     return len(shape) == 2 and all(size % tile == 0 for size, tile in zip(shape, _COPY_TILE, strict=True))
 
 
-def _is_packed(name: str, shape: Shape, kind: Kind, *, at_load: bool) -> bool:
-    """Matrices that latent attention multiplies by head stay as they are. So do experts, except in FP8."""
+def _is_packed(name: str, shape: Shape, kind: Kind, *, at_load: bool, on_cpu: bool) -> bool:
+    """Matrices that latent attention multiplies by head stay as they are."""
     if not name.endswith("_proj.weight") or name.endswith(".kv_b_proj.weight"):
         return False
     if ".experts." in name:
-        return kind == "fp8"
+        return kind != "int8" or on_cpu  # a GPU has no kernel for experts in INT8
     return kind != "fp8" or not at_load or all(size % _MULTIPLE == 0 for size in shape)
 
 

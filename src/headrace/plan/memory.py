@@ -67,18 +67,29 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> int:
     return _sizes(shape, precision).total
 
 
-@lru_cache(maxsize=64)  # a mixture has thousands of tensors
 def _sizes(shape: ModelShape, precision: Precision) -> WeightSizes:
-    """As the engine counts them, if it runs the model; else all layers have the same size. Experts are counted as if
-    they could be INT8 and INT4 (`prediction._notes` says so)."""
+    stored = None if shape.spec is None else (shape.spec.packed_bits, shape.spec.quantization)
+    return _sizes_as_stored(shape, precision, stored)
+
+
+@lru_cache(maxsize=64)  # a mixture has thousands of tensors
+def _sizes_as_stored(shape: ModelShape, precision: Precision, stored: object) -> WeightSizes:
+    """As the engine counts them, if it runs the model; else all layers have the same size. Experts are counted as if a
+    GPU could multiply by INT8 (`prediction._notes` says so). `stored`: what the size also depends on, which is not
+    compared between shapes."""
     spec = shape.spec
-    if spec is not None and not (shape.has_mixture and precision.weights in ("int8", "int4")):
+    if spec is not None and not keeps_experts(shape, precision):
         shards, at_load = Shards(spec, Mesh()), spec.quantization is None
         kind = precision.quantization
         return weight_sizes(shards, element_bytes=precision.plain_bytes, kind=kind, at_load=at_load)
     quantized = shape.linear_params + shape.expert_params
     each = int(quantized * precision.linear_bytes / shape.num_layers)
     return WeightSizes((each,) * shape.num_layers, (shape.num_params - quantized) * precision.plain_bytes)
+
+
+def keeps_experts(shape: ModelShape, precision: Precision) -> bool:
+    """Whether the engine keeps experts in 16 bits where the other matrices are in this format."""
+    return shape.has_mixture and precision.weights == "int8" and not precision.is_wide
 
 
 def cache_bytes_per_token(shape: ModelShape, precision: Precision) -> int:

@@ -12,7 +12,7 @@ from headrace.models.streamed_layers import StreamedLayers
 from headrace.plan.constants import CPU, H200, Constants, ErrorBand, error_band
 from headrace.plan.gpus import Gpu, find_gpu
 from headrace.plan.layout import Layout, layouts, reason
-from headrace.plan.memory import Fit, Memory, fit, gib
+from headrace.plan.memory import Fit, Memory, fit, gib, keeps_experts
 from headrace.plan.precision import Precision, read_precision
 from headrace.plan.roofline import Machine, StepSeconds, step_seconds
 from headrace.plan.settings import PlanSettings, limits_of
@@ -251,7 +251,7 @@ def _notes(shape: ModelShape, gpu: Gpu, precision: Precision, layout: Layout, me
         notes.append(_note_on_streaming(shape, gpu, memory.streamed))
     if shape.why_not_run is not None:
         notes.append(f"Headrace does not run this model yet: {shape.why_not_run}")
-    if shape.has_mixture and precision.weights in ("int8", "int4"):
+    if keeps_experts(shape, precision):
         notes.append(f"Headrace keeps experts in 16 bits; this plan counts them as {precision.label}")
     if not gpu.runs_headrace:
         notes.append(f"Headrace does not run on {gpu.title} yet: it needs a CUDA GPU or a CPU")

@@ -13,6 +13,7 @@
     routing.py, experts.py, route_rows.py   mixture of experts: routing, one grouped GEMM for all experts, sums;
     few_routes.py, few_experts.py, sorted_experts.py   the same for a few tokens: the router with the routing; experts
     expert_columns.py       experts with few routes each: the weight as the left operand
+    experts_int4.py         experts with weights of four bits
     embeddings.py           the lookup of embeddings
     linear.py, one_row.py, few_rows.py   linear layers, with kernels of their own for steps of few tokens
     row_parts.py            few rows as integers or FP8, for weights of four and eight bits

@@ -129,8 +129,28 @@ def _multiply_columns(
 ):
     """Finds the expert and the routes of a program."""
     wait_for_inputs(IS_DEPENDENT)
-    tile = tl.program_id(0) // (NUM_COLUMNS // COLUMNS)
     column_tile = tl.program_id(0) % (NUM_COLUMNS // COLUMNS)
+    expert, start, stop = find_tile(
+        tl.program_id(0) // (NUM_COLUMNS // COLUMNS), ends, NUM_EXPERTS, EXPERTS_BLOCK, ROWS
+    )
+    if start >= stop:
+        return
+    if stop - start <= MIN_ROWS:
+        _multiply_tile(
+            x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
+            stop, NUM_COLUMNS, WIDTH, MIN_ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
+        )  # fmt: skip
+    else:
+        _multiply_tile(
+            x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
+            stop, NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
+        )  # fmt: skip
+
+
+@triton.jit
+def find_tile(tile, ends, NUM_EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Returns the expert of a tile, its first route and where the expert's routes end; none are left if these are
+    equal."""
     if tile < NUM_EXPERTS:
         expert = tile
         start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
@@ -146,18 +166,7 @@ def _multiply_columns(
         is_ours = experts == expert
         start = tl.sum(tl.where(is_ours, starts + (tile - last_tiles + more_tiles + 1) * ROWS, 0), axis=0)
         stop = tl.sum(tl.where(is_ours, stops, 0), axis=0)
-    if start >= stop:
-        return
-    if stop - start <= MIN_ROWS:
-        _multiply_tile(
-            x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, MIN_ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
-        )  # fmt: skip
-    else:
-        _multiply_tile(
-            x, x_scales, weight, weight_scales, order, route_weights, out, routes_per_row, expert, column_tile, start,
-            stop, NUM_COLUMNS, WIDTH, ROWS, COLUMNS, DEPTH, STAGES, HAS_ROW_SCALES, BLOCK_LEN, WEIGHS, ACTIVATION,
-        )  # fmt: skip
+    return expert, start, stop
 
 
 @triton.jit

@@ -4,6 +4,7 @@ launch.
     few_experts.py      up to 4 tokens
     sorted_experts.py   up to 16 tokens
     expert_columns.py   more, but few routes per expert
+    experts_int4.py     any number, with weights of four bits
     here                any other
 
 One program computes a tile of rows of one expert times a tile of its columns. The grid is as large as the routes could
@@ -21,11 +22,13 @@ from torch import Tensor
 from headrace.kernels.gpu import expert_columns, few_experts, sorted_experts
 from headrace.kernels.gpu.activation import ACTIVATIONS, gate
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
+from headrace.kernels.gpu.experts_int4 import Int4Experts
 from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.int4_values import can_pack
 from headrace.kernels.gpu.scaled_gemm import quantize_groups_fp8
 from headrace.kernels.gpu.shared_memory import shared_memory_bytes
 from headrace.kernels.layout import Fp8Rows, Routes, Rows, UnnormedRows
-from headrace.kernels.quantized import BLOCK_LEN, Fp8Weight
+from headrace.kernels.quantized import BLOCK_LEN, Fp8Weight, Int4Weight
 
 _TILES_TOGETHER = 8  # row tiles whose programs run side by side and share weight tiles in the L2 cache
 
@@ -134,8 +137,12 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     return PackedExperts(packed, num_experts, weight.dtype)
 
 
-def pack_quantized_experts(weight: Fp8Weight, num_experts: int, dtype: torch.dtype) -> PackedExperts:  # [E * N, K]
+def pack_quantized_experts(
+    weight: Fp8Weight | Int4Weight, num_experts: int, dtype: torch.dtype
+) -> PackedExperts | Int4Experts | None:  # [E * N, K]
     """See `ops.pack_quantized_experts`."""
+    if isinstance(weight, Int4Weight):
+        return Int4Experts(weight, num_experts, dtype) if can_pack(weight) else None
     packed = weight if weight.has_blocks else Fp8Rows(weight.values, weight.scales)
     return PackedExperts(packed, num_experts, dtype)
 

@@ -3,12 +3,7 @@
 Few rows: one kernel reads the packed weights once and widens them in registers; up to 16 have one of their own
 (`few_rows_int4.py`). Many rows: the matrix is widened into memory, and cuBLAS multiplies it.
 
-    packed      [K / 128, N, 16] int32: 64 bytes are 128 weights of a row, and a tile of rows is one run of memory
-    a word      weights 32 * j + 2 * i and 32 * j + 2 * i + 1 of its 128 are bits 4 * j and 16 + 4 * j of word i, so
-                that one shift and one mask give two weights beside each other, as the tensor cores want them
-    a weight    0 to 15 in the low bits of a float whose step is 1 there: 128 + value in bfloat16, 1,024 + value in
-                float16, exact; the zero point with the same offset is subtracted (`int4_values.py`)
-    scales      [groups, N] float32, applied to the sums of a group; a zero point is in the last bits of its scale
+The form of a matrix in memory is in `int4_values.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +16,11 @@ from torch import Tensor
 from headrace.kernels.gpu import few_rows_int4
 from headrace.kernels.gpu.dependent_launch import dependent_launch, wait_for_inputs
 from headrace.kernels.gpu.few_rows import GATED
-from headrace.kernels.gpu.int4_values import Int4Matrix, scale_of, value_pairs, with_zeros, zero_of, zero_pairs
+from headrace.kernels.gpu.int4_values import PACK_LEN, pack, scale_of, values_of, weights_of, zero_points
 from headrace.kernels.gpu.one_row_int4 import multiply_one_row, takes_one_row
 from headrace.kernels.layout import UnnormedRows, num_rows_of
-from headrace.kernels.quantized import INT4_MIDDLE, Int4Weight
+from headrace.kernels.quantized import Int4Weight
 
-PACK_LEN = 128  # weights of a row that are packed together
-_WORDS = 16  # 32-bit words of them
 MAX_FUSED_ROWS = 256  # with more rows the matrix is widened first
 _NUM_PROGRAMS = 900  # wanted: about seven on each of the 132 processors of an H200
 _MANY_COLUMNS = 16_384
@@ -38,17 +31,8 @@ class Int4Linear:
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._num_columns, self._width = weight.values.shape
-        packed = pack(weight.values)
         num_tiles = triton.cdiv(self._num_columns, _MIN_COLUMNS) * (MAX_FUSED_ROWS // _MIN_ROWS)
-        scales = weight.scales.float() if weight.zeros is None else with_zeros(weight.scales, weight.zeros)
-        self._matrix = Int4Matrix(
-            packed,
-            _per_group(scales, weight.group_len, packed.shape[0]),
-            weight.zeros is not None,
-            self._width,
-            PACK_LEN // min(PACK_LEN, weight.group_len),
-            torch.zeros(num_tiles, dtype=torch.int32, device=packed.device),
-        )
+        self._matrix = pack(weight, num_tiles)
         self._order, self._bias, self._dtype = weight.order, bias, dtype
 
     def prefers_fp8(self, num_rows: int) -> bool:
@@ -141,25 +125,6 @@ class Int4Linear:
         return out
 
 
-def pack(values: Tensor) -> Tensor:  # [N, K] uint8 -> [ceil(K / 128), N, 16] int32
-    """Packs four bits of each value. Weights past the last have a value too: their inputs are zero."""
-    num_rows = values.shape[0]
-    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % PACK_LEN), value=INT4_MIDDLE)
-    # [N, blocks, j, i, half] -> [blocks, N, i, half, j]
-    parts = padded.view(num_rows, -1, 4, _WORDS, 2).permute(1, 0, 3, 4, 2)
-    halves = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=values.device)
-    for index in range(4):
-        halves |= parts[..., index].int() << (4 * index)
-    return (halves[..., 0] | (halves[..., 1] << 16)).contiguous()
-
-
-def _per_group(numbers: Tensor, group_len: int, num_blocks: int) -> Tensor:  # [N, K / group_len] -> [groups, N]
-    """Repeats the numbers of groups that are longer than a block, and adds zeros for what a last block lacks."""
-    repeated = numbers.repeat_interleave(max(1, group_len // PACK_LEN), 1)
-    num_groups = num_blocks * (PACK_LEN // min(PACK_LEN, group_len))
-    return torch.nn.functional.pad(repeated, (0, num_groups - repeated.shape[1])).t().contiguous()
-
-
 _MIN_ROWS, _MIN_COLUMNS = 16, 64
 
 
@@ -176,38 +141,6 @@ def _num_splits(num_tiles: int, num_blocks: int) -> int:
     """Splits the sums of few tiles over programs, so that the whole GPU has work; each split has some blocks."""
     wanted = min(_NUM_PROGRAMS // num_tiles, num_blocks // 4)
     return next((splits for splits in (16, 8, 4, 2) if splits <= wanted), 1)
-
-
-@triton.jit
-def _values(words, zero, PAIR: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
-    """Widens pair number PAIR of every word: [C, 16] -> [C, 32]."""
-    return tl.reshape(value_pairs(words, zero, PAIR, like.dtype.element_ty, IS_INTERPRETED), [words.shape[0], 32])
-
-
-@triton.jit
-def _zero_points(scale, like, HAS_ZEROS: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """Returns the zero points of a group as `value_pairs` takes them, [COLUMNS, 1]."""
-    if HAS_ZEROS:
-        zero = zero_of(scale)
-    else:
-        zero = tl.full(scale.shape, 8, tl.int32)
-    return zero_pairs(zero, like.dtype.element_ty, IS_INTERPRETED)[:, None]
-
-
-@triton.jit
-def _matrix(words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, like, IS_INTERPRETED: tl.constexpr):
-    """Widens COUNT consecutive pairs: [C, 16] -> [C, 32 * COUNT], in the order of the inputs."""
-    first = _values(words, zero, FIRST, like, IS_INTERPRETED)
-    columns: tl.constexpr = words.shape[0]
-    if COUNT == 1:
-        return first
-    elif COUNT == 2:
-        both = tl.join(first, _values(words, zero, FIRST + 1, like, IS_INTERPRETED))
-        return tl.reshape(tl.permute(both, (0, 2, 1)), [columns, 64])
-    else:
-        even = tl.join(first, _values(words, zero, 2, like, IS_INTERPRETED))
-        odd = tl.join(_values(words, zero, 1, like, IS_INTERPRETED), _values(words, zero, 3, like, IS_INTERPRETED))
-        return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), [columns, 128])
 
 
 @triton.jit(do_not_specialize=["num_rows", "blocks_per_split", "num_splits"])
@@ -249,7 +182,7 @@ def _multiply_int4(
         for part in tl.static_range(GROUPS):
             group = tl.cast(block * GROUPS + part, tl.int64) * num_columns + columns
             scale = tl.load(scales + group, mask=inside, other=0.0)
-            zero = _zero_points(scale, x, HAS_ZEROS, IS_INTERPRETED)
+            zero = zero_points(scale, x, HAS_ZEROS, IS_INTERPRETED)
             if HAS_ZEROS:
                 scale = scale_of(scale)
             depth = block * 128 + part * DEPTH
@@ -257,7 +190,7 @@ def _multiply_int4(
             if HAS_TAIL:
                 is_inside = is_row & (depth + depths[:, None] < width)
             row = tl.load(x_at + depth, mask=is_inside, other=0.0)
-            weight = _matrix(words, zero, part * (4 // GROUPS), 4 // GROUPS, x, IS_INTERPRETED)
+            weight = weights_of(words, zero, part * (4 // GROUPS), 4 // GROUPS, x, IS_INTERPRETED)
             total += tl.dot(weight, row) * scale[:, None]
     at = rows[None, :].to(tl.int64) * num_columns + columns[:, None]
     is_inside = is_row & inside[:, None]
@@ -296,10 +229,10 @@ def _widen(
     for index in tl.static_range(4):
         group = (block * GROUPS + index * GROUPS // 4) * num_columns + columns
         scale = tl.load(scales + group, mask=inside, other=0.0)
-        zero = _zero_points(scale, out, HAS_ZEROS, IS_INTERPRETED)
+        zero = zero_points(scale, out, HAS_ZEROS, IS_INTERPRETED)
         if HAS_ZEROS:
             scale = scale_of(scale)
-        weight = _values(words, zero, index, out, IS_INTERPRETED).to(tl.float32) * scale[:, None]
+        weight = values_of(words, zero, index, out, IS_INTERPRETED).to(tl.float32) * scale[:, None]
         depth = block * 128 + index * 32 + depths[None, :]
         where = out + columns[:, None].to(tl.int64) * width + depth
         tl.store(where, weight.to(out.dtype.element_ty), mask=inside[:, None] & (depth < width))

@@ -8,11 +8,11 @@ from torch import Tensor
 from headrace.kernels.gpu.few_rows import Linear
 from headrace.kernels.gpu.fp8_linear import Fp8Linear, can_multiply
 from headrace.kernels.gpu.int4 import Int4Linear
+from headrace.kernels.gpu.int4_values import can_pack
 from headrace.kernels.gpu.scaled_gemm import ScaledLinear
 from headrace.kernels.layout import Fp8Rows
 from headrace.kernels.quantized import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, dequantize
 
-_GROUP_LENS = (32, 64)  # and multiples of 128
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -20,7 +20,7 @@ def pack_quantized(
     weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
 ) -> Linear | Fp8Linear | Int4Linear | ScaledLinear:
     """Keeps the weights in four or eight bits, or widens them where no kernel takes them."""
-    if isinstance(weight, Int4Weight) and _has_kernel(weight):
+    if isinstance(weight, Int4Weight) and can_pack(weight):
         return Int4Linear(weight, bias, dtype)
     if isinstance(weight, Int8Weight) and weight.values.shape[1] % 16 == 0:
         return ScaledLinear.of(weight, bias, dtype)
@@ -29,10 +29,6 @@ def pack_quantized(
     if isinstance(weight, Fp8Weight) and can_multiply(weight.values.shape) and _has_fp8(weight.values.device):
         return Fp8Linear.of(Fp8Rows(weight.values, weight.scales), bias, dtype)
     return Linear.of(dequantize(weight).to(dtype), bias)
-
-
-def _has_kernel(weight: Int4Weight) -> bool:
-    return weight.group_len in _GROUP_LENS or weight.group_len % 128 == 0
 
 
 def _has_fp8(device: torch.device) -> bool:

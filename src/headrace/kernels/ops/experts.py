@@ -13,7 +13,7 @@ from headrace.kernels.layout import Addend, Routes, Rows
 from headrace.kernels.ops.activations import GATED
 from headrace.kernels.ops.dispatch import kernels_for
 from headrace.kernels.ops.linear import PackedLinear
-from headrace.kernels.quantized import Fp8Weight
+from headrace.kernels.quantized import Fp8Weight, Int4Weight
 
 
 class PackedExperts(Protocol):
@@ -34,10 +34,14 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     return packed
 
 
-def pack_quantized_experts(weight: Fp8Weight, num_experts: int, dtype: torch.dtype) -> PackedExperts:  # [E * N, K]
-    """Packs matrices that a checkpoint stores in FP8, expert after expert, on a GPU. A block of them has rows of one
-    expert, and of one of its matrices."""
-    packed: PackedExperts = kernels_for(weight.values.device, dtype).pack_quantized_experts(weight, num_experts, dtype)
+def pack_quantized_experts(
+    weight: Fp8Weight | Int4Weight, num_experts: int, dtype: torch.dtype
+) -> PackedExperts | None:  # [E * N, K]
+    """Packs matrices in FP8 or four bits, expert after expert, on a GPU. A block of FP8 has rows of one expert, and of
+    one of its matrices. None: no kernel takes groups of this length."""
+    packed: PackedExperts | None = kernels_for(weight.values.device, dtype).pack_quantized_experts(
+        weight, num_experts, dtype
+    )
     return packed
 
 

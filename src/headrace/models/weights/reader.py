@@ -14,7 +14,16 @@ from headrace.adapters import AdapterLimits
 from headrace.config import Quantization
 from headrace.dist.collectives import TensorGroup
 from headrace.kernels import ops
-from headrace.kernels.quantized import Fp8Weight, GroupedWeight, QuantizedWeight, kind_of, quantize
+from headrace.kernels.quantized import (
+    Fp8Weight,
+    GroupedWeight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedWeight,
+    concatenate,
+    kind_of,
+    quantize,
+)
 from headrace.models.adapter_spec import is_adapted
 from headrace.models.adapters import AdaptedLinear, empty_weights
 from headrace.models.latent import rotary_order
@@ -29,6 +38,7 @@ from headrace.models.weights.source import ShardedSource, WeightSource
 from headrace.models.weights.stored_linear import read_stored
 
 _MAPPED_FROM_BYTES = 1 << 20
+_EXPERTS_AT_ONCE = 16  # quantized: this takes several times their memory
 _MANY_ROWS = 1 << 16  # fewer of them may keep their type with weights in FP8
 _ROTATED = re.compile(r".*\.self_attn\.(q|k)_(proj|norm)\.(weight|bias)")
 _ROTATED_OF_LATENTS = re.compile(r".*\.self_attn\.(q|q_b|kv_a)_proj\.weight")
@@ -184,25 +194,42 @@ class WeightReader:
     def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
-        if self._keeps_stored and not interleaved:
-            packed = self._each_expert(names) if self._takes_groups else self._stored_experts(names)
-            if packed is not None:
-                return packed
+        if not interleaved and (packed := self._quantized_experts(names)) is not None:
+            return packed
         stack = self._stack(names, "weight", interleaved=interleaved)
         packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
 
-    def _stored_experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts | None:
-        """Experts in FP8 as the checkpoint has them; None: it has others, or blocks with rows of several matrices."""
-        if self._spec.quantization is None or self._spec.quantization.kind != "fp8":
+    def _quantized_experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts | None:
+        """None: they are read in the type of the activations, and if the layers are in FP8, rounded to it."""
+        if self._takes_groups:
+            return self._each_expert(names) if self._keeps_stored or self._quantization is not None else None
+        if self._keeps_stored:
+            weight = self._stored_experts(names)
+        else:
+            weight = self._experts_in_four_bits(names) if self._quantization == "int4" else None
+        packed = None if weight is None else ops.pack_quantized_experts(weight, len(names), self._dtype)
+        if packed is not None and weight is not None:
+            self.num_bytes += _bytes_of(weight)
+        return packed
+
+    def _stored_experts(self, names: list[tuple[str, ...]]) -> Fp8Weight | Int4Weight | None:
+        """[E * N, K], as the checkpoint has them; None: in a form without a kernel for experts, or they have no common
+        one, such as blocks with rows of several matrices."""
+        if self._spec.quantization is None or self._spec.quantization.kind == "int8":
             return None
-        stored = self._stored(tuple(f"{part}.weight" for parts in names for part in parts))
-        if stored is None:
-            return None
-        assert isinstance(stored, Fp8Weight)
-        self.num_bytes += _bytes_of(stored)
-        return ops.pack_quantized_experts(stored, len(names), self._dtype)
+        stored = read_stored(self.source, _weights_of(names), self.device, self._row_order)
+        assert not isinstance(stored, Int8Weight | GroupedWeight)
+        if stored is not None:
+            self._count_read(stored.values.numel())
+        return stored
+
+    def _experts_in_four_bits(self, names: list[tuple[str, ...]]) -> Int4Weight | None:
+        parts = self._stack(names, "weight", interleaved=False).split(_EXPERTS_AT_ONCE)
+        weight = concatenate([quantize(part.flatten(0, 1), "int4") for part in parts])
+        assert weight is None or isinstance(weight, Int4Weight)
+        return weight
 
     def _each_expert(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
         linears = [self._packed(self.matrix(*parts, has_bias=False)) for parts in names]
@@ -273,6 +300,10 @@ class WeightReader:
     def _count_read(self, num_params: int) -> None:
         self._num_read += num_params * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)
+
+
+def _weights_of(names: list[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(f"{part}.weight" for parts in names for part in parts)
 
 
 def _bytes_of(weight: QuantizedWeight) -> int:
