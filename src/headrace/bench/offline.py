@@ -31,12 +31,11 @@ def measure_offline(
     workload: Workload,
     *,
     num_rounds: int = 3,
-    kind: str = "offline",
     commit: str | None = None,
     on_round: OnRound | None = None,
 ) -> dict[str, Any]:
     """Run the workload several times and return its record. What was measured before a failure is kept."""
-    record = new_record(kind, engine, workload, commit)
+    record = new_record("offline", engine, workload, commit)
     record["load"] = {"kind": "offline"}
     engine.run_offline(warm_up_of(workload))
     rounds: list[dict[str, Any]] = []

@@ -58,15 +58,15 @@ class Window:
         return {name: getattr(self, name) for name in ("start_s", "end_s", "is_steady", "reason", "bin_s")}
 
 
-def steady_window(outcomes: Sequence[Outcome], *, tolerance: float = TOLERANCE, bin_s: float | None = None) -> Window:
-    """Find the steady part of a closed or open loop. `bin_s`: about the duration of a request, if not given."""
+def steady_window(outcomes: Sequence[Outcome]) -> Window:
+    """Find the steady part of a closed or open loop."""
     ok = answered(outcomes)
     if not ok:
         return Window(0.0, 0.0, False, "no steady state: no request was answered")
     whole = max(outcome.end_s for outcome in ok)
     # The drain begins with the last send: from there on, fewer and fewer requests are in flight.
     drain = max(outcome.sent_s for outcome in ok)
-    bin_s = bin_s or _bin_s(ok, drain)
+    bin_s = _bin_s(ok, drain)
     num_bins = int(drain / bin_s + 1e-9) if bin_s > 0 else 0
 
     def none(why: str) -> Window:
@@ -78,12 +78,12 @@ def steady_window(outcomes: Sequence[Outcome], *, tolerance: float = TOLERANCE, 
             f"{MIN_BINS} times are needed to see it"
         )
     rates = throughput(ok, bin_s, num_bins)
-    num_cut = _warm_up(rates, tolerance)
+    num_cut = _warm_up(rates)
     if num_cut is None:
         return none("throughput kept changing until the end of the run, which needs to be longer")
     rest = rates[num_cut:]
     window = Window(num_cut * bin_s, num_bins * bin_s, True, _reason(num_cut, bin_s, rest), bin_s)
-    if (why := _why_not(ok, window, rest, tolerance)) is not None:
+    if (why := _why_not(ok, window, rest)) is not None:
         return none(why)
     return window
 
@@ -138,7 +138,7 @@ def _bin_s(outcomes: Sequence[Outcome], drain: float) -> float:
     return max(drain / MAX_BINS, min(duration, drain / MIN_BINS))
 
 
-def _warm_up(rates: Sequence[float], tolerance: float) -> int | None:
+def _warm_up(rates: Sequence[float]) -> int | None:
     """How many bins the warm-up has; None if it never ends."""
     limit = len(rates) - max(MIN_BINS // 2, math.ceil(MIN_SHARE * len(rates)))
     found = min(range(limit + 1), key=lambda start: _mser(rates[start:]))
@@ -149,7 +149,7 @@ def _warm_up(rates: Sequence[float], tolerance: float) -> int | None:
 
     def agree(some: Sequence[float]) -> bool:
         error = noise * math.sqrt(1 / len(some) + 1 / len(rest))
-        return abs(statistics.fmean(some) - level) <= max(tolerance * level, NUM_ERRORS * error)
+        return abs(statistics.fmean(some) - level) <= max(TOLERANCE * level, NUM_ERRORS * error)
 
     start = 0
     while start < found and not all(agree(rates[start:end]) for end in (start + 1, min(start + 3, found), found)):
@@ -165,12 +165,12 @@ def _mser(rest: Sequence[float]) -> float:
     return sum((rate - mean) ** 2 for rate in rest) / len(rest) ** 2
 
 
-def _differ(some: Sequence[float], others: Sequence[float], tolerance: float) -> bool:
-    """Whether two means differ by more than the tolerance and by more than the noise."""
+def _differ(some: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether two means differ by more than TOLERANCE and by more than the noise."""
     apart = abs(statistics.fmean(some) - statistics.fmean(others))
     # Few bins show little of their own noise: the noisier part speaks for both.
     noise = max(map(_noise, (some, others))) * math.sqrt(1 / len(some) + 1 / len(others))
-    return apart > tolerance * statistics.fmean(others) and apart > NUM_ERRORS * noise
+    return apart > TOLERANCE * statistics.fmean(others) and apart > NUM_ERRORS * noise
 
 
 def _noise(rates: Sequence[float]) -> float:
@@ -190,12 +190,12 @@ def _error(rates: Sequence[float]) -> float:
     return _noise(rates) / math.sqrt(len(rates))
 
 
-def _why_not(ok: Sequence[Outcome], window: Window, rest: Sequence[float], tolerance: float) -> str | None:
+def _why_not(ok: Sequence[Outcome], window: Window, rest: Sequence[float]) -> str | None:
     """Why the rest of a run is not steady."""
     half, mean, bin_s = len(rest) // 2, statistics.fmean(rest), window.bin_s or 1.0
     if mean <= 0:
         return "no tokens arrived"
-    if _differ(rest[:half], rest[half:], tolerance):
+    if _differ(rest[:half], rest[half:]):
         change = statistics.fmean(rest[half:]) / statistics.fmean(rest[:half]) - 1 if any(rest[:half]) else math.inf
         return f"throughput still changed by {change:+.1%} from one half of the window to the other"
     if _error(rest) > MAX_ERROR * mean:

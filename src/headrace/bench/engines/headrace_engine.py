@@ -43,16 +43,12 @@ class HeadraceEngine(Engine):
         self,
         model: str = EMBEDDED_MODEL,
         *,
-        python: str = sys.executable,
         start_timeout_s: float = START_S,
         run_timeout_s: float | None = None,
-        log_path: Path | None = None,
     ) -> None:
         self._model = model
-        self._python = python
         self._start_timeout_s = start_timeout_s
         self._run_timeout_s = run_timeout_s
-        self._log_path = log_path
 
     def start(self, settings: Mapping[str, Any], *, serves: bool) -> RunningEngine:
         given = dict(settings)
@@ -69,12 +65,7 @@ class HeadraceEngine(Engine):
 
     def _start_worker(self, launch: _Launch) -> _HeadraceWorker:
         started = perf_counter()
-        worker = Worker(
-            [self._python, "-m", "headrace.bench.engines.headrace_worker"],
-            name=NAME,
-            env=environment(),
-            log_path=self._log_path,
-        )
+        worker = Worker([sys.executable, "-m", "headrace.bench.engines.headrace_worker"], name=NAME, env=environment())
         try:
             told = worker.call("start", model=launch.path, settings=launch.all, timeout_s=self._start_timeout_s)
         except BaseException:
@@ -94,10 +85,9 @@ class HeadraceEngine(Engine):
         defaults = {"port": 0, "served_model_name": launch.model}
         flags = as_flags({name: value for name, value in defaults.items() if name not in launch.given})
         child = Child(
-            [self._python, "-m", "headrace", "serve", *launch.flags(launch.path), *flags],
+            [sys.executable, "-m", "headrace", "serve", *launch.flags(launch.path), *flags],
             name="headrace serve",
             env={**environment(), "HEADRACE_ADMIN_KEY": admin_key, **dict.fromkeys(_KEYS)},
-            log_path=self._log_path,
         )
         try:
             found = child.wait_until(lambda: child.find_in_log(SERVING), timeout_s=self._start_timeout_s)

@@ -23,7 +23,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -70,7 +69,6 @@ class Child:
         *,
         name: str,
         env: Mapping[str, str | None] | None = None,
-        log_path: Path | None = None,
         takes_commands: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> None:
@@ -80,7 +78,6 @@ class Child:
         self.command = list(command)
         self._log: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self._log_lock = threading.Lock()
-        self._log_path = log_path
         self._was_stopped = False
         try:
             self._process = subprocess.Popen(
@@ -151,22 +148,15 @@ class Child:
     def _read_log(self) -> None:
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
-        file = None if self._log_path is None else self._log_path.open("ab")
         rest = b""
         try:
             while data := os.read(fd, 1 << 16):
-                if file is not None:
-                    with suppress(OSError):  # a full disk must not stop the engine
-                        file.write(data)
-                        file.flush()
                 *lines, rest = re.split(rb"[\r\n]+", rest + data)  # progress bars end in \r
                 rest = rest[-MAX_LINE_CHARS:]
                 self._add(lines)
         except (OSError, ValueError):
             pass
         self._add([rest])
-        if file is not None:
-            file.close()
 
     def _add(self, lines: Sequence[bytes]) -> None:
         texts = [line.decode(errors="replace")[:MAX_LINE_CHARS].rstrip() for line in lines]
@@ -191,7 +181,7 @@ class Child:
 
     # ---- waiting
 
-    def wait_until(self, look: Callable[[], Found | None], *, timeout_s: float, what: str = "ready") -> Found:
+    def wait_until(self, look: Callable[[], Found | None], *, timeout_s: float) -> Found:
         """Call `look` until it finds something. Raises as soon as the child ends, or after `timeout_s`."""
         deadline = monotonic() + timeout_s
         while True:
@@ -201,9 +191,9 @@ class Child:
                 self._drain.join(DRAIN_S)
                 if (found := look()) is not None:  # said just before it ended
                     return found
-                raise self.failure(f"before it was {what}")
+                raise self.failure("before it was ready")
             if monotonic() > deadline:
-                raise EngineFailure("timeout", f"{self.name} was not {what} after {timeout_s:g} s", self.log_tail())
+                raise EngineFailure("timeout", f"{self.name} was not ready after {timeout_s:g} s", self.log_tail())
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(POLL_S)
 

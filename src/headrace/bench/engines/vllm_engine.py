@@ -64,14 +64,12 @@ class VllmEngine(Engine):
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = START_S,
         run_timeout_s: float | None = None,
-        log_path: Path | None = None,
     ) -> None:
         self._model = model
         self._python = python
         self._env = dict(env or {})
         self._start_timeout_s = start_timeout_s
         self._run_timeout_s = run_timeout_s
-        self._log_path = log_path
         self._vllm: Installation | None = None
 
     @property
@@ -113,7 +111,7 @@ class VllmEngine(Engine):
 
     def _start_worker(self, vllm: Installation, model: str, path: str, asked: VllmSettings) -> _VllmWorker:
         started = perf_counter()
-        worker = vllm.start_worker(NAME, dict(asked.env), self._log_path)
+        worker = vllm.start_worker(NAME, dict(asked.env))
         try:
             told = worker.call("start", model=path, settings=asked.settings, timeout_s=self._start_timeout_s)
         except BaseException:
@@ -129,7 +127,6 @@ class VllmEngine(Engine):
             [vllm.python, str(LAUNCHER), "serve", path, *asked.flags()],
             name="vllm serve",
             env={**CHILD_ENV, "VLLM_SERVER_DEV_MODE": "1", **asked.env},
-            log_path=self._log_path,
         )
         client = ServerClient(f"http://{asked.settings['host']}:{asked.settings['port']}")
 

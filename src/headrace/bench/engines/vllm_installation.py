@@ -105,8 +105,8 @@ class Installation:
             shutil.rmtree(partial, ignore_errors=True)
         return target
 
-    def start_worker(self, name: str, env: dict[str, str | None] | None = None, log_path: Path | None = None) -> Worker:
-        return Worker([self.python, str(WORKER)], name=name, env={**CHILD_ENV, **(env or {})}, log_path=log_path)
+    def start_worker(self, name: str, env: dict[str, str | None] | None = None) -> Worker:
+        return Worker([self.python, str(WORKER)], name=name, env={**CHILD_ENV, **(env or {})})
 
 
 # vLLM's environment is its own: no module of this one may get there. A key of the user's servers is not needed.

@@ -15,7 +15,6 @@ import os
 import select
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -31,14 +30,7 @@ END_S = 5.0
 class Worker:
     """Owns a worker process. `command` gets the number of the reply pipe as its last argument."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        name: str,
-        env: Mapping[str, str | None] | None = None,
-        log_path: Path | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, name: str, env: Mapping[str, str | None] | None = None) -> None:
         self.name = name
         self._rest = b""
         self._replies, replies = os.pipe()
@@ -47,7 +39,6 @@ class Worker:
                 [*command, str(replies)],
                 name=name,
                 env=env,
-                log_path=log_path,
                 takes_commands=True,
                 pass_fds=[replies],
             )

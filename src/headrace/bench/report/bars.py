@@ -44,7 +44,6 @@ def bar_chart(
     title: str,
     mark: float | None = None,
     are_dots: bool = False,
-    width: float = WIDTH,
 ) -> str:
     """One row for each bar, in the given order. `mark` is a line to compare with, such as a ratio of 1.
 
@@ -54,7 +53,7 @@ def bar_chart(
     right = max((text_width(bar.shown, 12.5) for bar in bars if bar.value is not None), default=0.0) + 16
     base = TOP + ROW * len(bars)
     finite = _shown_values(bars, mark)
-    x = scale(axis, finite, left, max(left + 80, width - right))
+    x = scale(axis, finite, left, max(left + 80, WIDTH - right))
     parts = _grid(axis, x.ticks, x.labels(), [x.place(tick) for tick in x.ticks], base)
     for row, bar in enumerate(bars):
         middle = TOP + ROW * row + ROW / 2
@@ -78,7 +77,7 @@ def bar_chart(
         parts.append(text(tip + 9, middle + 4.5, bar.shown, "name"))
     if mark is not None:
         parts.insert(0, line(x.place(mark), TOP - 4, x.place(mark), base, "limit"))
-    return svg(parts, width=width, height=base + BOTTOM, title=title)
+    return svg(parts, width=WIDTH, height=base + BOTTOM, title=title)
 
 
 def stacked_chart(
@@ -88,7 +87,6 @@ def stacked_chart(
     *,
     title: str,
     places: Sequence[int] | None = None,
-    width: float = WIDTH,
 ) -> str:
     """One row for each stack, with a legend of the parts."""
     colours = places or range(len(names))
@@ -96,7 +94,7 @@ def stacked_chart(
     right = max((text_width(stack.shown, 12.5) for stack in stacks), default=0.0) + 20
     top = TOP + 24.0
     base = top + ROW * len(stacks)
-    x = scale(axis, [sum(stack.parts) for stack in stacks], left, max(left + 80, width - right))
+    x = scale(axis, [sum(stack.parts) for stack in stacks], left, max(left + 80, WIDTH - right))
     parts = _grid(axis, x.ticks, x.labels(), [x.place(tick) for tick in x.ticks], base, top)
     at = 10.0
     for name, place in zip(names, colours, strict=True):
@@ -116,7 +114,7 @@ def stacked_chart(
                 parts.append(element("rect", {**box, **fill}, title=f"{stack.label}, {name}: {value:,.6g}"))
                 filled += value
         parts.append(text(x.place(filled) + 8, middle + 4.5, stack.shown, "name"))
-    return svg(parts, width=width, height=base + BOTTOM, title=title)
+    return svg(parts, width=WIDTH, height=base + BOTTOM, title=title)
 
 
 def _shown_values(bars: Sequence[Bar], mark: float | None) -> list[float]:

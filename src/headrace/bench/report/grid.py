@@ -33,12 +33,11 @@ def grid_chart(
     x_label: str,
     y_label: str,
     title: str,
-    width: float = WIDTH,
 ) -> str:
     """`boxes` by place of column and row; a pair without a box is empty. The first row is at the bottom."""
     turned = 26.0 if y_label else 8.0
     left = turned + 12 + max((text_width(shortened(row, MAX_LABEL), 12) for row in rows), default=0.0)
-    step = (width - left - 8) / max(1, len(columns))
+    step = (WIDTH - left - 8) / max(1, len(columns))
     height = max(ROW, text_width(y_label, 12.5) / max(1, len(rows)))  # the name of the axis must fit beside the rows
     base = TOP + height * len(rows)
     parts = []
@@ -55,7 +54,7 @@ def grid_chart(
             parts.append(text(left + step * (column + 0.5), y + height / 2 + 4, shown, "label", anchor="middle"))
     for column, label in enumerate(columns):
         parts.append(text(left + step * (column + 0.5), base + 18, label, "tick", anchor="middle"))
-    parts.append(text((left + width) / 2, base + 40, x_label, "axis", anchor="middle"))
+    parts.append(text((left + WIDTH) / 2, base + 40, x_label, "axis", anchor="middle"))
     if y_label:
         parts.append(text(14, (base + TOP) / 2, y_label, "axis", anchor="middle", turn=-90))
-    return svg(parts, width=width, height=base + BOTTOM, title=title)
+    return svg(parts, width=WIDTH, height=base + BOTTOM, title=title)

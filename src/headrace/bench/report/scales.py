@@ -69,9 +69,9 @@ def _log_range(low: float, high: float) -> tuple[float, float, tuple[float, ...]
     return low, high, log_ticks(low, high)
 
 
-def round_ticks(low: float, high: float, count: int = NUM_TICKS) -> tuple[float, ...]:
-    """About `count` multiples of 1, 2, 2.5 or 5 times a power of ten, around low and high."""
-    raw = (high - low) / count
+def round_ticks(low: float, high: float) -> tuple[float, ...]:
+    """About NUM_TICKS multiples of 1, 2, 2.5 or 5 times a power of ten, around low and high."""
+    raw = (high - low) / NUM_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in STEPS if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -15,6 +15,8 @@ from itertools import pairwise
 # Each has a contrast of at least 3 to the background of both colour schemes. Neighbours also differ in lightness.
 COLOURS = ("#0d9488", "#d97706", "#3b82f6", "#db2777", "#8b5cf6", "#7c8aa0")
 WIDE = frozenset("mwMW@%")  # half as wide again
+CAP = 3.5  # half of the end of a whisker
+SIZE = 4.0  # half of a marker
 CHAR_WIDTH = 0.58  # of the font size: mean width of a character of the fonts below
 
 CHART_CSS = """
@@ -104,30 +106,30 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def whisker(x: float, low: float, high: float, *, is_horizontal: bool = False, cap: float = 3.5) -> str:
+def whisker(x: float, low: float, high: float, *, is_horizontal: bool = False) -> str:
     """An interval with caps, around one place."""
     if is_horizontal:
-        ends = [f"M{end:.1f} {x - cap:.1f}v{2 * cap:.1f}" for end in (low, high)]
+        ends = [f"M{end:.1f} {x - CAP:.1f}v{2 * CAP:.1f}" for end in (low, high)]
         path = f"{ends[0]}M{low:.1f} {x:.1f}H{high:.1f}{ends[1]}"
     else:
-        ends = [f"M{x - cap:.1f} {end:.1f}h{2 * cap:.1f}" for end in (low, high)]
+        ends = [f"M{x - CAP:.1f} {end:.1f}h{2 * CAP:.1f}" for end in (low, high)]
         path = f"{ends[0]}M{x:.1f} {low:.1f}V{high:.1f}{ends[1]}"
     return f'<path class="whisker" d="{path}"/>'
 
 
-def marker(x: float, y: float, place: int, *, size: float = 4.0, title: str = "") -> str:
+def marker(x: float, y: float, place: int, *, title: str = "") -> str:
     """A point of a series. Series differ in shape as well as in colour."""
     fill = {"class": "mark", "fill": colour(place)}
     shape = place % 4
     if shape == 0:
-        return element("circle", {"cx": x, "cy": y, "r": size, **fill}, title=title)
+        return element("circle", {"cx": x, "cy": y, "r": SIZE, **fill}, title=title)
     if shape == 1:
         return element(
-            "rect", {"x": x - size, "y": y - size, "width": 2 * size, "height": 2 * size, **fill}, title=title
+            "rect", {"x": x - SIZE, "y": y - SIZE, "width": 2 * SIZE, "height": 2 * SIZE, **fill}, title=title
         )
-    wide = size * 1.3
+    wide = SIZE * 1.3
     corners = (
-        [(x, y - wide), (x + wide, y + size), (x - wide, y + size)]
+        [(x, y - wide), (x + wide, y + SIZE), (x - wide, y + SIZE)]
         if shape == 2
         else [(x, y - wide), (x + wide, y), (x, y + wide), (x - wide, y)]
     )

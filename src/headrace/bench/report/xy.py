@@ -126,9 +126,9 @@ def over_time(rows: Sequence[tuple[float, float]]) -> list[Point]:
     return [Point(_mean([t for t, _ in chunk]), _mean([value for _, value in chunk])) for chunk in chunks]
 
 
-def pareto(points: Sequence[tuple[float, float]], *, x_is_cost: bool = False, y_is_cost: bool = False) -> list[int]:
+def pareto(points: Sequence[tuple[float, float]], *, y_is_cost: bool = False) -> list[int]:
     """Places of the points that no other point beats in one value without losing in the other, by rising x."""
-    signed = [(-a if x_is_cost else a, -b if y_is_cost else b) for a, b in points]
+    signed = [(a, -b if y_is_cost else b) for a, b in points]
     best: list[int] = []
     highest = -math.inf
     for place in sorted(range(len(points)), key=lambda place: signed[place], reverse=True):
