@@ -337,9 +337,6 @@ class Int8Linear:
     def __init__(self, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight, self._bias, self._dtype = weight, bias, dtype
 
-    def prefers_fp8(self, num_rows: int) -> bool:
-        return False
-
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         values, scales = quantize_rows_int8(x)
         out = (values.double() @ self._weight.values.double().t()).float() * scales * self._weight.scales.t()
@@ -351,9 +348,6 @@ class Fp8BlockLinear:
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight, self._bias, self._dtype = dequantize(weight), bias, dtype
-
-    def prefers_fp8(self, num_rows: int) -> bool:
-        return False
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         values, scales = quantize_groups_fp8(x)

@@ -79,12 +79,6 @@ class ModelShape:
         stored = None if self.spec is None else self.spec.quantization
         return stored.kind if stored is not None and stored.stays_packed else None
 
-    def window_share(self, context_len: float) -> float:
-        """Share of a context of this length that attention reads, averaged over the layers."""
-        if not self.windows or context_len <= 0:
-            return 1.0
-        return sum(min(1.0, (window or math.inf) / context_len) for window in self.windows) / len(self.windows)
-
 
 def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
     """The numbers of a model that the engine runs."""

@@ -39,7 +39,6 @@ TITLES: dict[Part, str] = {
     "host_gaps": "host gaps",
     "waiting": "waiting for requests",
 }
-BUSY_PARTS: tuple[Part, ...] = tuple(TITLES)[: tuple(TITLES).index("unattributed")]
 GAPS: tuple[Part, ...] = ("launch_gaps", "host_gaps", "waiting")
 
 RANGE = "headrace."  # our ranges in a trace

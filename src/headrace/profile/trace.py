@@ -7,7 +7,6 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -137,11 +136,6 @@ def read_profile(path: str | Path) -> tuple[ProfileRecord | None, Trace | None]:
 
 def read_record(path: str | Path) -> ProfileRecord:
     return _decode_record(_read_bytes(Path(path)), Path(path))
-
-
-def record_of(fields: dict[str, Any]) -> ProfileRecord:
-    """A record from the fields that an engine or a server returned."""
-    return msgspec.convert(fields, ProfileRecord)
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.bench.load.loads import ClosedLoop, Load, OpenLoop, Trace, load_from_json, parse_list, parse_load
+from headrace.bench.load.loads import ClosedLoop, Load, OpenLoop, Trace, load_from_json, parse_load
 from headrace.bench.workloads import BenchRequest, Workload, WorkloadSpec, build
 from headrace.errors import ConfigError
 
@@ -105,12 +105,3 @@ def test_the_kind_follows_from_the_values() -> None:
 def test_impossible_values_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_load(values)
-
-
-def test_a_list_of_levels_is_read_and_a_bad_one_refused() -> None:
-    assert parse_list("concurrency", "1, 4,16,") == [1, 4, 16]
-    assert parse_list("rate", "0.5,inf") == [0.5, math.inf]
-    with pytest.raises(ConfigError, match="got '4x'"):
-        parse_list("concurrency", "1,4x")
-    with pytest.raises(ConfigError, match="needs a value"):
-        parse_list("concurrency", ",")

@@ -24,7 +24,6 @@ from headrace.jobs.store.status_file import (
     StatusFile,
     TokenRates,
     read_status,
-    status_path,
     write_status,
 )
 from headrace.sched import SchedulerStats
@@ -105,12 +104,6 @@ def test_a_file_that_is_no_status_is_an_error_that_names_it(tmp_path: Path) -> N
         read_status(tmp_path / "status.json")
     with pytest.raises(JobError, match="cannot be read: No such file"):
         read_status(tmp_path / "missing.json")
-
-
-def test_a_stream_or_a_device_has_no_status_file(tmp_path: Path) -> None:
-    assert status_path("-") is None
-    assert status_path("/dev/null") is None
-    assert status_path(str(tmp_path / "a.jsonl")) == tmp_path / "a.jsonl.job" / "status.json"
 
 
 # The console.

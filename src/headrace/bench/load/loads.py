@@ -155,14 +155,6 @@ def parse_load(values: Mapping[str, Any]) -> Load:
     return kind(**{name: _number(name, value) for name, value in given.items()})
 
 
-def parse_list(name: str, text: str) -> list[Any]:
-    """The values of a list of load levels, such as `1,4,16` for concurrency or `0.5,2,inf` for rate."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise ConfigError(f"{name} needs a value or a list such as 1,4,16, got {text!r}")
-    return [_number(name, part) for part in parts]
-
-
 def load_from_json(given: Mapping[str, Any]) -> Load:
     """The load of a record."""
     values = dict(given)

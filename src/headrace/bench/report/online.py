@@ -39,7 +39,6 @@ from headrace.bench.values import NOT_AVAILABLE, found, is_number, milliseconds,
 from headrace.errors import ConfigError
 
 TONES: dict[str, Tone] = {"met": "good", "missed": "bad", "unresolved": "unsure"}
-SHOWN_PERCENTILES = ("p50", "p95", "p99")
 Level = Mapping[str, Any]
 Rows = Sequence[list[Outcome] | None]
 

@@ -16,7 +16,6 @@ import msgspec
 
 from headrace.errors import JobError
 from headrace.jobs.files import is_no_room
-from headrace.jobs.spec import is_durable, job_directory
 
 STATUS_NAME = "status.json"
 MIN_SECONDS = 1.0  # between two writes
@@ -124,11 +123,6 @@ class JobStatus:
     workers: list[WorkerStatus] = field(default_factory=list)  # empty if there is only one
     workers_desired: int | None = None  # that the deadline needs and that have something to do
     suspects: int = 0  # lines that run in isolation, since one of them may kill the engine
-
-
-def status_path(output: str) -> Path | None:
-    """The status file of the job with this output; None for a stream or a device, which has no job directory."""
-    return job_directory(output) / STATUS_NAME if is_durable(output) else None
 
 
 class StatusFile:

@@ -105,13 +105,6 @@ def slice_of(part: Part, shape: Shape) -> Slice | None:
     )
 
 
-def fill_from_whole(source: WeightSource, name: str, out: Tensor, part: Slice) -> None:
-    """Fills a part by way of the whole tensor, for sources that cannot read a part alone."""
-    whole = out.new_empty(source.shape(name))
-    source.fill(name, whole)
-    out.copy_(part.of(whole))
-
-
 def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> None:
     """Checks that every tensor of the spec exists with its shape, and that no tensor would be ignored."""
     expected, found = spec.tensor_shapes(), set(source.names())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -14,7 +14,6 @@ from headrace.balance.choice import REASONS
 from headrace.server.route.fleet import Fleet
 from headrace.server.route.health import STATES
 
-Labels = Mapping[str, str]
 Samples = list[tuple[dict[str, str], float]]
 
 DESIRED_REPLICAS = "headrace:desired_replicas"
