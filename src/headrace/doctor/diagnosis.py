@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import SEVERITIES, Finding, Rule
+from headrace.doctor.rules import RULES
 
 Outcome = Literal["problems found", "nothing wrong", "not enough evidence"]
 MIN_TOKENS = 100  # prompt and generated ones: fewer in an interval say nothing about an engine
@@ -69,8 +70,8 @@ class Diagnosis:
         }
 
 
-def diagnose(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Diagnosis:
-    steps = diagnosing(evidence, rules)
+def diagnose(evidence: Evidence) -> Diagnosis:
+    steps = diagnosing(evidence)
     while True:
         try:
             next(steps)
@@ -79,16 +80,12 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Diagnos
             return diagnosis
 
 
-def diagnosing(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Generator[None, None, Diagnosis]:
+def diagnosing(evidence: Evidence) -> Generator[None, None, Diagnosis]:
     """The same, but yields after each rule: an event loop can do other work between them."""
-    if rules is None:
-        from headrace.doctor.rules import RULES
-
-        rules = RULES
     found: list[Finding] = []
     not_judged: list[NotJudged] = []
     judged: list[Rule] = []
-    for rule in rules:
+    for rule in RULES:
         if evidence.source not in rule.sources:
             continue
         missing = [] if rule.is_moot(evidence) else evidence.missing(rule.needs)

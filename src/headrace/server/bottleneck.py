@@ -23,7 +23,6 @@ from headrace.doctor.diagnosis import Diagnosis, diagnosing
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import Cumulative
 from headrace.doctor.readers.snapshots import ScrapeError, Snapshot, evidence_of_snapshots
-from headrace.doctor.rules import RULES
 from headrace.hardware.describe import gpu_facts
 from headrace.hardware.nvml import is_visible
 from headrace.monitor import table
@@ -132,7 +131,7 @@ class BottleneckWatch:
                 self._snapshots.popleft()
             return self._unknown(f"the engine was restarted in the last {now - since:.0f} seconds")
         yield
-        return (yield from diagnosing(self._with_gauges(evidence), RULES))
+        return (yield from diagnosing(self._with_gauges(evidence)))
 
     def _with_gauges(self, evidence: Evidence) -> Evidence:
         """One value a second says more than the two of the snapshots."""
