@@ -278,7 +278,7 @@ class LayerCache:
         and keys: 1 for none, in e3m4 half of the head, or the largest power of two that divides the half.
 
         Scores do not change, but what rounding does to them: the largest dimensions of keys meet those of queries, and
-        mixed their errors average out (docs/quantization.md). The halves, whose dimensions RoPE pairs, stay apart.
+        mixed their errors average out (docs/experiments.md). The halves, whose dimensions RoPE pairs, stay apart.
         """
         half = self.keys.shape[3] // 2
         return half & -half if self.key_units is not None else 1

@@ -109,8 +109,8 @@ GPUS: tuple[Gpu, ...] = (
 )  # fmt: skip
 
 
-PACKED_RATIO = 1.4  # rate of a CPU's GEMMs with packed weights over its float32 ones (docs/quantization.md)
-INT8_RATIO = 3.0  # rate of a CPU's INT8 GEMMs over its float32 ones, two cores with VNNI (docs/quantization.md)
+PACKED_RATIO = 1.4  # rate of a CPU's GEMMs with packed weights over its float32 ones (docs/experiments.md)
+INT8_RATIO = 3.0  # rate of a CPU's INT8 GEMMs over its float32 ones, two cores with VNNI (docs/experiments.md)
 
 
 def cpu(*, bandwidth: float, flops: float, memory_bytes: int, title: str = "CPU", price: float | None = None) -> Gpu:

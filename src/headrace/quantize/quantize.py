@@ -159,7 +159,7 @@ def _stage(on_stage: OnStage, name: str) -> Progress:
 
 def _group_len(spec: ModelSpec) -> int:
     """The largest groups of four bits that divide the rows of all matrices: a config states one length. Small models
-    lose most by rounding, and get the smallest groups (docs/quantization.md)."""
+    lose most by rounding, and get the smallest groups (docs/experiments.md)."""
     widths = (spec.hidden_size, spec.q_size, spec.intermediate_size)
     lengths = _GROUP_LENS if spec.hidden_size >= _MIN_WIDTH_OF_LARGE_GROUPS else _GROUP_LENS[-1:]
     found = next((size for size in lengths if all(width % size == 0 for width in widths)), None)

@@ -2,7 +2,7 @@
 
 The mean square of a head's keys is estimated as if the channels of the normed input were independent. Units are the
 powers of two that leave HEADROOM above its root: the range must hold for all inputs, and more of it costs no precision
-that can be measured (docs/quantization.md). RoPE and the mixing of dimensions keep the mean square of a head.
+that can be measured (docs/experiments.md). RoPE and the mixing of dimensions keep the mean square of a head.
 """
 
 from __future__ import annotations
