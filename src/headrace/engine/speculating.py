@@ -11,7 +11,7 @@ from headrace.models.spec import ModelSpec
 from headrace.speculation import Speculation, SpeculativeConfig
 
 # Rows whose computation takes as long as what a decode step does once, mostly reading the weights. Measured for a CPU,
-# estimated for a GPU: docs/speculative.md.
+# estimated for a GPU: docs/experiments.md.
 CPU_FREE_ROWS = 6.0
 GPU_FREE_ROWS = 256.0
 CPU_MAX_SEQS = 16
