@@ -135,7 +135,6 @@ def from_job(
     command: str,
     workload: Mapping[str, Any],
     arguments: Sequence[str] | None,
-    text: str | None = None,
 ) -> dict[str, Any]:
     """The facts of a checkpoint of a batch job. `summary` is that of --json-summary; `arguments` run it again, and are
     None if it cannot be run again."""
@@ -171,7 +170,7 @@ def from_job(
     }
     return {
         **_common(facts, "job"),
-        "decision": decision(f"{NOT_COMPARED}. {_headline(loads)}", text),
+        "decision": decision(f"{NOT_COMPARED}. {_headline(loads)}"),
         "verification": verification("job", loads),
         "engine": _engine(facts, None, summary["settings"]),
         "load": OFFLINE,

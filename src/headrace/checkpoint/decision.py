@@ -62,9 +62,9 @@ def decision_of_tune(record: Mapping[str, Any], chosen: Row, text: str | None) -
     )
 
 
-def rounds_of(row: Row, phase: str = "confirm") -> dict[int, float]:
-    """The values of a tune's config by round."""
-    trials = [trial for trial in row.get("trials") or [] if trial.get("phase") == phase]
+def rounds_of(row: Row) -> dict[int, float]:
+    """The confirmed values of a tune's config by round."""
+    trials = [trial for trial in row.get("trials") or [] if trial.get("phase") == "confirm"]
     return {trial["round"]: float(trial["value"]) for trial in trials if is_number(trial.get("value"))}
 
 

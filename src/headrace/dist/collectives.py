@@ -160,11 +160,9 @@ class Groups:
                 group.abort()
 
 
-def connect(
-    mesh: Mesh, rendezvous: Rendezvous, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S
-) -> Groups:
+def connect(mesh: Mesh, rendezvous: Rendezvous, backend: Backend) -> Groups:
     """Connects this rank with the others, which must do the same."""
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     store = rendezvous.open(timeout)
 
     def group(name: str, rank: int, size: int) -> Any:

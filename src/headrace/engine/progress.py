@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from headrace.engine.core import EngineStats
 
@@ -19,20 +19,19 @@ NARROW_COLUMNS = 120
 class GenerateProgress:
     """A live bar on a terminal, a plain line every ten seconds elsewhere, nothing when disabled. Writes to stderr."""
 
-    def __init__(self, num_requests: int | None, *, enabled: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(self, num_requests: int | None, *, enabled: bool = True) -> None:
         self._num_requests = num_requests
-        self._stream = stream or sys.stderr
+        self._stream = sys.stderr
         self._enabled = enabled
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._started_at = perf_counter()
         self._last_line_at = self._started_at
         self._num_done = 0
-        self._num_failed = 0
 
     def __enter__(self) -> GenerateProgress:
         if self._enabled and self._stream.isatty():
-            self._bar, self._task = _live_bar(self._num_requests, self._stream)
+            self._bar, self._task = _live_bar(self._num_requests)
             self._bar.start()
         return self
 
@@ -48,8 +47,8 @@ class GenerateProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_requests)
 
-    def update(self, num_done: int, stats: EngineStats, *, num_failed: int = 0) -> None:
-        self._num_done, self._num_failed = num_done, num_failed
+    def update(self, num_done: int, stats: EngineStats) -> None:
+        self._num_done = num_done
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=num_done, details=self._details(stats))
         elif self._enabled and perf_counter() - self._last_line_at >= PLAIN_INTERVAL_SECONDS:
@@ -64,8 +63,6 @@ class GenerateProgress:
             f"cache hits {scheduler.prefix_hit_share:.0%}",
             f"running {scheduler.num_running}",
         ]
-        if self._num_failed:
-            parts.append(f"errors {self._num_failed}")
         return " · ".join(parts)
 
     def _plain_line(self, stats: EngineStats) -> str:
@@ -79,7 +76,7 @@ class GenerateProgress:
         return f" · {seconds:,.0f} s left"
 
 
-def _live_bar(num_requests: int | None, stream: TextIO) -> tuple[Progress, TaskID]:
+def _live_bar(num_requests: int | None) -> tuple[Progress, TaskID]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -90,7 +87,7 @@ def _live_bar(num_requests: int | None, stream: TextIO) -> tuple[Progress, TaskI
         TimeRemainingColumn,
     )
 
-    console = Console(file=stream)
+    console = Console(stderr=True)
     details = TextColumn("{task.fields[details]}")
     columns = [BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     if console.width < NARROW_COLUMNS:  # leave out the bar: the numbers matter more

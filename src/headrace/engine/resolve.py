@@ -22,16 +22,15 @@ from headrace.hardware import MachineFacts
 from headrace.models.spec import ModelSpec
 
 
-def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None) -> Settings:
-    """`draft`: the draft model of speculative decoding, where there is one and it is known."""
-    return _resolver(config, spec, facts, draft).settings(here=False)
+def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
+    return _resolver(config, spec, facts, None).settings(here=False)
 
 
 def resolve_here(
     config: EngineConfig, spec: ModelSpec, facts: MachineFacts, draft: ModelSpec | None = None
 ) -> Settings:
     """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
-    resolves for several GPUs at once.)"""
+    resolves for several GPUs at once.) `draft`: the draft model of speculative decoding."""
     return _resolver(config, spec, facts, draft).settings(here=True)
 
 

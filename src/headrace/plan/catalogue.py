@@ -56,11 +56,10 @@ def _qwen3(layers: int, hidden: int, width: int, heads: int, *, tied: bool = Fal
     )
 
 
-def _qwen3_moe(layers: int, hidden: int, width: int, heads: int, kv_heads: int, expert: int, experts: int = 128,
-               context: int = 40_960) -> Config:  # fmt: skip
-    more: Config = {"head_dim": 128, "num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": expert}
+def _qwen3_moe(layers: int, hidden: int, width: int, heads: int, kv_heads: int, expert: int) -> Config:
+    more: Config = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert}
     more |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return _dense("Qwen3MoeForCausalLM", layers, hidden, width, heads, kv_heads, 151_936, context, **more)
+    return _dense("Qwen3MoeForCausalLM", layers, hidden, width, heads, kv_heads, 151_936, 40_960, **more)
 
 
 def _mistral(layers: int, hidden: int, width: int, heads: int, vocab: int, context: int, **more: Any) -> Config:

@@ -134,9 +134,9 @@ NAMED: dict[str, Callable[[], tuple[RequestLengths, ...]]] = {
 }
 
 
-def of_lengths(name: str, lengths: Sequence[tuple[int, ...]], *, concurrency: int | None = None) -> Workload:
+def of_lengths(name: str, lengths: Sequence[tuple[int, ...]]) -> Workload:
     """A workload of (prompt_len, output_len) or (prompt_len, output_len, prefix_group, prefix_len) tuples."""
-    return Workload(name, tuple(RequestLengths(*each) for each in lengths), concurrency)
+    return Workload(name, tuple(RequestLengths(*each) for each in lengths))
 
 
 def _varied(rng: random.Random, mean: int, spread: float) -> int:

@@ -29,9 +29,9 @@ class Workload:
         input_len = min(self.input_len, max_model_len - 2)
         return replace(self, input_len=input_len, output_len=min(self.output_len, max_model_len - input_len))
 
-    def requests(self, *, vocab_size: int, max_model_len: int, seed: int = 0) -> Iterator[Request]:
+    def requests(self, *, vocab_size: int, max_model_len: int) -> Iterator[Request]:
         """Requests without end."""
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         number = 0
         while True:
             input_len, output_len = self._lens(random, max_model_len)

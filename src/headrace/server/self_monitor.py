@@ -9,7 +9,7 @@ from time import monotonic, time
 from typing import Protocol
 
 from headrace.monitor import table
-from headrace.monitor.alerts import ALERTS, FAILED, HTTP_ERRORS, OVERLOAD, Alert
+from headrace.monitor.alerts import ALERTS, FAILED, HTTP_ERRORS, OVERLOAD
 from headrace.monitor.conditions import Source, lookback_s, sources_of
 from headrace.monitor.evaluation import AlertStates
 from headrace.monitor.history import INTERVAL_S, SPAN_S, Column, History, Reading
@@ -57,7 +57,6 @@ class SelfMonitor:
         refresh: Callable[[], object],
         *,
         print_line: Callable[[str], None],
-        alerts: tuple[Alert, ...] = ALERTS,
         clock: Callable[[], float] = monotonic,
         wall_clock: Callable[[], float] = time,
     ) -> None:
@@ -67,10 +66,10 @@ class SelfMonitor:
         self._print_line = print_line
         self._clock = clock
         self._wall_clock = wall_clock
-        sources = [source for alert in alerts for source in sources_of(alert.condition)]
+        sources = [source for alert in ALERTS for source in sources_of(alert.condition)]
         sources += [source for column in COLUMNS.values() for source in column.sources]
-        self.history = History(sources, span_s=max(SPAN_S, *(lookback_s(alert.condition) for alert in alerts)))
-        self.alerts = AlertStates(alerts, self.history)
+        self.history = History(sources, span_s=max(SPAN_S, *(lookback_s(alert.condition) for alert in ALERTS)))
+        self.alerts = AlertStates(ALERTS, self.history)
 
     def sample(self) -> None:
         """Take one sample, evaluate the alerts, and print those that started or stopped firing."""

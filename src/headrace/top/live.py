@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -18,24 +17,21 @@ if TYPE_CHECKING:
 TERMINATED = 128 + signal.SIGTERM
 
 
-def show_live(
-    watch: Watch, console: Console, *, interval_s: float, wait: Callable[[float], None] = sleep, num: int | None = None
-) -> None:
-    """Redraw after each interval until Ctrl-C, or `num` times."""
+def show_live(watch: Watch, console: Console, *, interval_s: float) -> None:
+    """Redraw after each interval until Ctrl-C."""
     from rich.live import Live
 
     _leave_at_sigterm()
     try:
         with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
-            while num is None or num > 0:
+            while True:
                 started = monotonic()
                 reading = watch.read()
                 view = rich_view(
                     reading, list(watch.history), width=console.width, height=console.height, interval_s=interval_s
                 )
                 live.update(view, refresh=True)
-                num = None if num is None else num - 1
-                wait(max(0.0, interval_s - (monotonic() - started)))
+                sleep(max(0.0, interval_s - (monotonic() - started)))
     except KeyboardInterrupt:
         return
 

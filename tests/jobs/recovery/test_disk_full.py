@@ -220,9 +220,7 @@ def test_more_results_than_may_be_held_end_the_job_resumably(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(*prompts(60))
-    monkeypatch.setattr(
-        DiskWait.__init__, "__kwdefaults__", {**DiskWait.__init__.__kwdefaults__, "max_held_bytes": 100}
-    )
+    monkeypatch.setattr("headrace.jobs.recovery.disk_full.MAX_HELD_BYTES", 100)
     Disk(monkeypatch, lambda number: number >= 3)
     with pytest.raises(NoRoomError, match="more than the 100 that are kept in memory"):
         run_job(JobSpec(input=str(source), output=str(source.parent / "o.jsonl")), start=start, quiet=True)

@@ -31,13 +31,12 @@ class JoinedNode:
 class NodeLink:
     """Owns the channel to one node, and the thread that receives from it (`RanksElsewhere`)."""
 
-    def __init__(self, node_rank: int, ranks: range, command: str, *, size: int, join_s: float = JOIN_S) -> None:
+    def __init__(self, node_rank: int, ranks: range, command: str, *, size: int) -> None:
         """`command`: what a user runs on that node. `size`: the number of ranks on all nodes."""
         self.node_rank = node_rank
         self.ranks = ranks
         self._size = size
         self._command = command
-        self._join_s = join_s
         self._joined: JoinedNode | None = None
         self._is_closed = False
         self._problem: str | None = None
@@ -110,10 +109,10 @@ class NodeLink:
         assert self._owner is not None
         if not self._has_joined_in(TELL_AFTER_S) and not self._is_closed and self._problem is None:
             _log.warning("node %d has not joined yet; run on it: %s", self.node_rank, self._command)
-        if self._has_joined_in(self._join_s):
+        if self._has_joined_in(JOIN_S):
             self._receive(self._owner)
         elif not self._is_closed:
-            text = self._problem or f"it did not join in {self._join_s:.0f} s; run on it: {self._command}"
+            text = self._problem or f"it did not join in {JOIN_S:.0f} s; run on it: {self._command}"
             self._owner.ended(MachineLostError(f"node {self.node_rank}: {text}"))
 
     def _has_joined_in(self, timeout_s: float) -> bool:

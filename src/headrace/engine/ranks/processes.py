@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from headrace.engine.process.engine_process import error_of
 from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
-from headrace.engine.ranks.rank_process import TIMEOUT_S, RankOwner, RankProcess
+from headrace.engine.ranks.rank_process import RankOwner, RankProcess
 from headrace.errors import EngineDeadError, HeadraceError
 from headrace.steps import StepResult
 
@@ -57,7 +57,6 @@ class RankProcesses:
         num_local: int | None = None,
         nodes: Sequence[RanksElsewhere] = (),
         on_closed: Callable[[], None] = lambda: None,
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`num_local`: None if all ranks are on this node."""
         self._size = size
@@ -69,9 +68,7 @@ class RankProcesses:
         self._is_closing = False
         self._results: dict[int, Future[StepResult]] = {}  # of submitted steps, by their number
         self._replies: dict[int, dict[type, object]] = {rank: {} for rank in range(1, size)}
-        self._ranks = [
-            RankProcess(self, rank, self._name(rank), timeout_s=timeout_s) for rank in range(1, num_local or size)
-        ]
+        self._ranks = [RankProcess(self, rank, self._name(rank)) for rank in range(1, num_local or size)]
         self._nodes = nodes
         for rank in self._ranks:
             rank.start()

@@ -36,11 +36,10 @@ class RankOwner(Protocol):
 class RankProcess:
     """Owns the process. Linux kills it with the thread that started it."""
 
-    def __init__(self, owner: RankOwner, rank: int, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, owner: RankOwner, rank: int, name: str) -> None:
         self._owner = owner
         self.rank = rank
         self.name = name
-        self._timeout_s = timeout_s
         self.process: subprocess.Popen[bytes] | None = None
         ours, self._theirs = socket.socketpair()
         self._channel = Channel(ours)
@@ -103,7 +102,7 @@ class RankProcess:
             for frame in frames:
                 self._owner.took(self.rank, frame)
             if not has_imported and any(isinstance(wire.decode_reply(frame), wire.Started) for frame in frames):
-                check, has_imported = HealthCheck(self._timeout_s, monotonic), True
+                check, has_imported = HealthCheck(TIMEOUT_S, monotonic), True
             problem = check.problem(health)
             if problem is not None:
                 assert self.process is not None

@@ -24,13 +24,11 @@ class DiskWait:
         *,
         directory: Path | None,
         tell: Callable[[str], None] = lambda line: None,
-        max_held_bytes: int = MAX_HELD_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wait_s = wait_s
         self._directory = directory
         self._tell = tell
-        self._max_held_bytes = max_held_bytes
         self._clock = clock
         self._full_since = 0.0
         self._try_at = 0.0
@@ -75,10 +73,10 @@ class DiskWait:
 
     def _limit_held_bytes(self, results: Results) -> None:
         self.num_needed_bytes = results.num_buffered_bytes
-        if self.num_needed_bytes > self._max_held_bytes:
+        if self.num_needed_bytes > MAX_HELD_BYTES:
             raise NoRoomError(
                 f"the disk is full, and the {self.num_needed_bytes:,} bytes of results that wait for it are more "
-                f"than the {self._max_held_bytes:,} that are kept in memory: they are dropped and will be computed "
+                f"than the {MAX_HELD_BYTES:,} that are kept in memory: they are dropped and will be computed "
                 "again; free some space, then run the same command again to continue"
             )
 
