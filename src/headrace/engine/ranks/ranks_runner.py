@@ -60,75 +60,6 @@ class PipelineTicket(NamedTuple):
     result: Future[StepResult]
 
 
-class PipelineRunner:
-    """The runner of rank 0 in a pipeline: it runs the first stage, and the last stage sends the results. Owns rank 0's
-    runner and the processes of the other ranks.
-
-    The last stage waits for the bits of masks before it samples. They need the tokens of steps before, so a thread of
-    their own waits for those, while the step is on its way."""
-
-    def __init__(self, own: Runner, ranks: PipelineRanks) -> None:
-        self._own = own
-        self._ranks = ranks
-        self._masks = ThreadPoolExecutor(1, "headrace-masks")
-        self._in_flight: set[int] = set()
-        self.max_in_flight = 0  # steps that were in the pipeline at the same time
-        self.num_steps = 0
-        self.num_overlapping_steps = 0  # that were submitted while another one was in the pipeline
-
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> PipelineTicket:
-        result = self._ranks.expect_result(plan.step)
-        self._count(plan.step)
-        self._ranks.send(wire.encode(wire.plan_message(plan, None if masks is None else masks.slots)))
-        try:
-            own = self._own.submit(plan)
-        except Exception as error:
-            raise self._ranks.cause_of(error) from error
-        if masks is not None:
-            self._masks.submit(self._send_bits, SentMasks(plan.step, masks, self._ranks))
-        return PipelineTicket(own, result)
-
-    def collect(self, ticket: PipelineTicket) -> StepResult:
-        try:
-            self._own.collect(ticket.own)  # a failure of this stage
-        except Exception as error:
-            raise self._ranks.cause_of(error) from error
-        result = ticket.result.result()
-        self._in_flight.discard(result.step)
-        return result
-
-    def _count(self, step: int) -> None:
-        self.num_steps += 1
-        self.num_overlapping_steps += bool(self._in_flight)
-        self._in_flight.add(step)
-        self.max_in_flight = max(self.max_in_flight, len(self._in_flight))
-
-    def _send_bits(self, masks: SentMasks) -> None:
-        try:
-            masks.bits()
-        except HeadraceError:
-            pass  # a rank has gone, which `collect` reports
-
-    def on_failure(self, call: Callable[[EngineDeadError], None]) -> None:
-        """Call this once a rank has failed, also while no step is in flight."""
-        self._ranks.on_failure(call)
-
-    def call(self, function: Callable[[], Result]) -> Result:
-        """Call a function after the submitted steps, on rank 0."""
-        return cast(ProfiledRunner, self._own).call(function)
-
-    def use_ranges(self, ranges: Ranges | None) -> None:
-        """Put named ranges around the steps of rank 0; None: no more."""
-        cast(ProfiledRunner, self._own).use_ranges(ranges)
-
-    def close(self) -> None:
-        try:
-            self._own.close()
-        finally:
-            self._masks.shutdown()
-            self._ranks.close()
-
-
 class RanksRunner:
     """Owns rank 0's runner and the processes of the other ranks."""
 
@@ -169,4 +100,61 @@ class RanksRunner:
         try:
             self._own.close()
         finally:
+            self._ranks.close()
+
+
+class PipelineRunner(RanksRunner):
+    """The runner of rank 0 in a pipeline: it runs the first stage, and the last stage sends the results.
+
+    The last stage waits for the bits of masks before it samples. They need the tokens of steps before, so a thread of
+    their own waits for those, while the step is on its way."""
+
+    _ranks: PipelineRanks
+
+    def __init__(self, own: Runner, ranks: PipelineRanks) -> None:
+        super().__init__(own, ranks)
+        self._masks = ThreadPoolExecutor(1, "headrace-masks")
+        self._in_flight: set[int] = set()
+        self.max_in_flight = 0  # steps that were in the pipeline at the same time
+        self.num_steps = 0
+        self.num_overlapping_steps = 0  # that were submitted while another one was in the pipeline
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> PipelineTicket:
+        result = self._ranks.expect_result(plan.step)
+        self._count(plan.step)
+        self._ranks.send(wire.encode(wire.plan_message(plan, None if masks is None else masks.slots)))
+        try:
+            own = self._own.submit(plan)
+        except Exception as error:
+            raise self._ranks.cause_of(error) from error
+        if masks is not None:
+            self._masks.submit(self._send_bits, SentMasks(plan.step, masks, self._ranks))
+        return PipelineTicket(own, result)
+
+    def collect(self, ticket: PipelineTicket) -> StepResult:
+        try:
+            self._own.collect(ticket.own)  # a failure of this stage
+        except Exception as error:
+            raise self._ranks.cause_of(error) from error
+        result = ticket.result.result()
+        self._in_flight.discard(result.step)
+        return result
+
+    def _count(self, step: int) -> None:
+        self.num_steps += 1
+        self.num_overlapping_steps += bool(self._in_flight)
+        self._in_flight.add(step)
+        self.max_in_flight = max(self.max_in_flight, len(self._in_flight))
+
+    def _send_bits(self, masks: SentMasks) -> None:
+        try:
+            masks.bits()
+        except HeadraceError:
+            pass  # a rank has gone, which `collect` reports
+
+    def close(self) -> None:
+        try:
+            self._own.close()
+        finally:
+            self._masks.shutdown()
             self._ranks.close()
