@@ -120,15 +120,8 @@ class TrialRunner:
     def close(self) -> None:
         """Stop the engine, if one runs."""
         engine, self._running, self._settings = self._running, None, None
-        if engine is None:
-            return
-        try:
-            engine.stop()
-        except KeyboardInterrupt:
-            engine.stop()  # an interruption must not leave an engine behind that holds the device
-            raise
-        except Exception as error:  # noqa: BLE001  what was measured stays measured
-            self._say(f"  {engine.name} did not stop cleanly: {error}")
+        if engine is not None:
+            engine.stop_safely(self._say)
 
     def _ready(self, settings: Mapping[str, Any]) -> tuple[RunningEngine, float | None] | Failure:
         """An engine with these settings, and how long its start took; None if one was running."""

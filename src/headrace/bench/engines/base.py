@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -105,6 +105,16 @@ class RunningEngine(ABC):
 
     @abstractmethod
     def stop(self) -> None: ...
+
+    def stop_safely(self, say: Callable[[str], None]) -> None:
+        """Stop it; an error is said and not raised, since what was measured stays measured."""
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            self.stop()  # an interruption must not leave an engine behind that holds the device
+            raise
+        except Exception as error:  # noqa: BLE001
+            say(f"  {self.name} did not stop cleanly: {error}")
 
     def __enter__(self) -> RunningEngine:
         return self

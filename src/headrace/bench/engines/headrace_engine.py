@@ -15,9 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import headrace
-from headrace.bench.engines import metrics
 from headrace.bench.engines.base import Engine, EngineFailure, OfflineRun, RunningEngine, SettingInForce
-from headrace.bench.engines.http import HttpError, ServerClient
+from headrace.bench.engines.http import ServerClient, counters_of_server
 from headrace.bench.engines.processes import Child, shown
 from headrace.bench.engines.shapes import MAX_MODEL_LEN, SHAPES, model_identity, shape_directory
 from headrace.bench.engines.workers import Worker
@@ -228,13 +227,7 @@ class _HeadraceServer(_Running):
         return dict(self._settings)
 
     def counters(self) -> dict[str, float]:
-        try:
-            return metrics.counters(self._client.get("/metrics").decode())
-        except (EngineFailure, HttpError):
-            failure = self.failure()
-            if failure is None:
-                raise
-            raise failure from None
+        return counters_of_server(self, self._client)
 
     def failure(self) -> EngineFailure | None:
         return None if self.is_alive() else self._child.failure("while it was measured")

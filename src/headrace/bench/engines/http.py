@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.bench.engines.base import EngineFailure
+from headrace.bench.engines import metrics
+from headrace.bench.engines.base import EngineFailure, RunningEngine
 from headrace.scrape import client
 from headrace.scrape.client import TIMEOUT_S, HttpError, UnreachableError
 
-__all__ = ["HttpError", "ServerClient", "base_address"]
+__all__ = ["HttpError", "ServerClient", "base_address", "counters_of_server"]
 
 
 class ServerClient(client.ServerClient):
@@ -34,6 +35,17 @@ class ServerClient(client.ServerClient):
             return super()._ask(path, method=method, headers=headers, timeout_s=timeout_s, data=data)
         except UnreachableError as error:
             raise EngineFailure("unreachable", str(error)) from error
+
+
+def counters_of_server(engine: RunningEngine, client: ServerClient) -> dict[str, float]:
+    """The counters of the server's metrics. If it does not answer because it has ended, raises why."""
+    try:
+        return metrics.counters(client.get("/metrics").decode())
+    except (EngineFailure, HttpError):
+        failure = engine.failure()
+        if failure is None:
+            raise
+        raise failure from None
 
 
 def base_address(address: str) -> str:

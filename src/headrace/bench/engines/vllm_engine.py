@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.bench.engines import metrics
 from headrace.bench.engines.base import Engine, EngineFailure, OfflineRun, RunningEngine, SettingInForce
-from headrace.bench.engines.http import HttpError, ServerClient
+from headrace.bench.engines.http import HttpError, ServerClient, counters_of_server
 from headrace.bench.engines.processes import Child, plain, shown
 from headrace.bench.engines.shapes import MAX_MODEL_LEN, SHAPES, model_identity, shape_directory
 from headrace.bench.engines.vllm_installation import CHILD_ENV, LAUNCHER, Installation
@@ -260,13 +260,7 @@ class _VllmServer(_Running):
         return found
 
     def counters(self) -> dict[str, float]:
-        try:
-            return metrics.counters(self._client.get("/metrics").decode())
-        except (EngineFailure, HttpError):
-            failure = self.failure()
-            if failure is None:
-                raise
-            raise failure from None
+        return counters_of_server(self, self._client)
 
     def reset_prefix_cache(self) -> bool:
         try:

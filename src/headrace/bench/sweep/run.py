@@ -223,7 +223,7 @@ class _Running:
             if is_good and self.sweep.is_interleaved:
                 self._kept = engine
             else:
-                self._stop(engine)
+                engine.stop_safely(self.say)
         return failure
 
     def _engine_with(self, settings: Mapping[str, Any]) -> RunningEngine:
@@ -245,7 +245,7 @@ class _Running:
     def _stop_kept(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
-            self._stop(kept)
+            kept.stop_safely(self.say)
 
     def _checked(self, engine: RunningEngine, settings: Mapping[str, Any]) -> Failure | None:
         try:
@@ -290,15 +290,6 @@ class _Running:
             "settings": dict(config.settings),
         }
         self.journal.append({"identity": self.identity, "config_hash": config.hash, "round": place, **facts, **entry})
-
-    def _stop(self, engine: RunningEngine) -> None:
-        try:
-            engine.stop()
-        except KeyboardInterrupt:
-            engine.stop()  # an interruption must not leave an engine behind that holds the device
-            raise
-        except Exception as error:  # noqa: BLE001  what was measured stays measured
-            self.say(f"  {engine.name} did not stop cleanly: {error}")
 
     def _common_failure(self) -> str | None:
         """Why going on is useless: all configs so far failed to start, alike, for a reason that is not their own."""
