@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from about import commit
+from about import record_facts
 from safetensors.torch import save_file
 
 from headrace import LLM, LoRARequest, SamplingParams
 from headrace.bench.engines.shapes import shape_directory
-from headrace.hardware.describe import machine_facts, package_versions
 from headrace.models.adapter_spec import is_adapted
 from headrace.models.spec import ModelSpec
 
@@ -115,9 +113,7 @@ def main() -> None:
     with started(given) as (engines, adapters):
         rows = compare(engines, adapters, given)
     if given.json:
-        command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        record = {"command": command, "commit": commit(), "machine": machine_facts(), "versions": package_versions()}
-        Path(given.json).write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
+        Path(given.json).write_text(json.dumps(record_facts() | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

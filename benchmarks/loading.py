@@ -29,9 +29,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from about import commit
+from about import record_facts
 
-from headrace.hardware.describe import machine_facts, package_versions
 from headrace.plan.catalogue import find_entry
 
 SHARD_BYTES = 1 << 30
@@ -56,10 +55,7 @@ def main() -> None:
         rounds.append({"round": number, "cache": state, "what": what, **found})
         print(f"round {number} {state} {what:5} {found['seconds']:7.2f} s {found['gb_per_s']:6.2f} GB/s", flush=True)
     record = {
-        "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": commit(),
-        "machine": machine_facts(),
-        "versions": package_versions(),
+        **record_facts(),
         "shape": given.shape,
         "device": given.device,
         "generated": generated,

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from about import commit
+from about import record_facts
 
 from headrace import LLM, SamplingParams
 from headrace.bench.engines.shapes import SHAPES, shape_directory
 from headrace.dist.mesh import Mesh
 from headrace.engine.offloading import sizes_of, streamed_layers
-from headrace.hardware.describe import machine_facts, package_versions
 from headrace.models.shards import Shards
 from headrace.runner.gpu.pinned_memory import pinned_memory
 
@@ -94,10 +92,7 @@ def main() -> None:
     limit = bus_bytes_per_s()
     print(f"bus: {limit / 1e9:.1f} GB/s", flush=True)
     record: dict[str, Any] = {
-        "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": commit(),
-        "machine": machine_facts(),
-        "versions": package_versions(),
+        **record_facts(),
         "gpu": torch.cuda.get_device_name(),
         "model": given.model,
         "bus_gb_per_s": round(limit / 1e9, 2),

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import median
 
 import torch
-from about import commit
+from about import record_facts
 
-from headrace.hardware.describe import machine_facts, package_versions
 from headrace.kernels.gpu import peer_sum
 
 NUM_SUMS = 200  # in a graph
@@ -35,10 +33,7 @@ def main() -> None:
         print(f"{size:>8}  {each:6.2f} µs per sum")
     if given.json:
         record = {
-            "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "commit": commit(),
-            "machine": machine_facts(),
-            "versions": package_versions(),
+            **record_facts(),
             "num_sums_in_a_graph": NUM_SUMS,
             "median_of_replays": NUM_REPLAYS,
             "microseconds_per_sum": times,

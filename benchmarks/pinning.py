@@ -17,10 +17,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from about import commit
+from about import record_facts
 
 from headrace.hardware.cpu_list import cpu_list
-from headrace.hardware.describe import machine_facts, package_versions
 
 NUM_PROMPTS, OUTPUT_LEN = 64, 48
 
@@ -56,10 +55,7 @@ def main() -> None:
     print(json.dumps(summary, indent=1))
     if given.json:
         record = {
-            "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "commit": commit(),
-            "machine": machine_facts(),
-            "versions": package_versions(),
+            **record_facts(),
             "median_tokens_per_s": summary,
             "rounds": rounds,
         }

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -21,11 +20,10 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
-from about import commit
+from about import record_facts
 
 from headrace import LLM, SamplingParams
 from headrace.bench.engines.shapes import shape_directory
-from headrace.hardware.describe import machine_facts, package_versions
 
 FUNCTIONS = [
     (
@@ -210,10 +208,7 @@ def main() -> None:
         rows = compare_rows(engines, given) if given.rows else compare(engines, given)
     if given.json:
         record = {
-            "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "commit": commit(),
-            "machine": machine_facts(),
-            "versions": package_versions(),
+            **record_facts(),
             "rows": rows,
         }
         Path(given.json).write_text(json.dumps(record, indent=1) + "\n")
