@@ -9,6 +9,7 @@
   not judged. It is never taken for good.
 - `rules/`: one function for each rule, with the guides' rule that it applies, its threshold and its advice.
 - `diagnosis.py`: runs the rules, names the bottleneck first and ranks the other findings by predicted gain.
+- `fix.py`: `--fix`, which measures each advised change against the settings as they are.
 
 Figures are of an interval: counters are differences, and quantiles come from differences of buckets. The thresholds of
 a job's bottleneck are those of `jobs/status/bottleneck.py`. Imports no torch.

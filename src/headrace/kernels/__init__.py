@@ -3,8 +3,10 @@
     ops/           what models call; picks the implementation by the device and type of the tensors
     layout.py      the data types that cross this border: StepLayout, LayerCache, Routes, Fp8Rows
     reference/     each operation in plain PyTorch: its specification, its test, and the fallback
-    cpu/           numba kernels and packed GEMMs for float32 on a CPU
+    cpu/           numba kernels for a CPU: float32, and GEMMs with packed weights of four to eight bits
     gpu/           Triton kernels for NVIDIA GPUs; triton_setup.py: what Triton does before the first of them
+    quantized.py   weights of four and eight bits: their forms, and the arithmetic in plain PyTorch
+    ranges.py      named ranges around parts of a step, for profilers
 
 Invariants:
 

@@ -14,7 +14,7 @@ Nothing here knows HTTP, files or the engine's loop.
 - `answer_format.py`, `parser_names.py`: the parts of an answer (reasoning, text, calls) and the parsers that find them.
 - `tool_use.py`: tools, the grammar of a forced call, and how calls are found in an answer.
 - `embeddings.py`: the requests and answers of /v1/embeddings, /classify and /pooling.
-- `scoring.py`: those of /rerank and /score.
+- `scoring.py`: those of /rerank and /score. `cohere.py`: those of /v2/embed.
 - `logprobs.py`, `usage.py`, `choices.py`, `errors.py`: the parts of an answer, as JSON.
 
 To add a sampling parameter: a field of `types.SamplingParams`, the same name in `schema/common.py`, a row in

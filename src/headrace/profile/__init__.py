@@ -7,6 +7,7 @@
         ceilings.py   the least time that the work of the steps needs on this device
         report.py     all of it together, as a table and as JSON; picture.py draws it
     recording.py      records a steady window of a run in this process; remote.py that of a server
+    workload.py       requests that keep an engine in one kind of step
     commands.py       the nsys and ncu commands for the same run
 
 Only `recording.py` starts an engine. The rest imports no torch, so that a recorded trace is read in under a second.

@@ -15,6 +15,7 @@ statistics and for the limit on background work.
     background   how much background work a step may have beside interactive requests
     fetching     blocks of waiting prompts that come from the disk, if it is faster than the device (compute_rate)
     drafting     which sequences get drafted tokens, how many, and which (`ngrams`); growth: blocks for more tokens
+    microbatches parts of the running sequences, so that every stage of a pipeline has a step
     slots        state of the running sequences, in columns indexed by slot
     queue, sequence, limits, plan_builder, readout_chunks, events, counters, stats, token_gaps
 

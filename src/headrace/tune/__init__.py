@@ -7,7 +7,8 @@
     budget.py      how large rounds are, when to end              journal.py     trials on disk; resuming is replaying
     quality.py     greedy agreement with the default              forecast.py    plan's prediction of a config
     spec.py        what a search is asked for                     run.py         the loop
-    result.py      the decision and the record                    report.py      the page; report_*.py are its sections
+    result.py      the decision and the record                    report.py      the page, of report_*.py and charts.py
+    ratios.py      figures of a record, read back
 
     default ─▶ knobs ─▶ shortlist ─▶ rung 1 ─▶ merge ─▶ rung 2 ─▶ merge ─▶ rung 3 ─▶ finalists and default, interleaved
                                         └──────────── a failure rules out what is larger ────────────┘

@@ -7,7 +7,8 @@
 - `handshake.py`: both ends prove that they know the secret of the nodes. `wire.py`: the messages of the channel.
 - `node_listener.py`: node 0's socket, which takes the other nodes until all have joined.
 - `node_link.py`: the channel of node 0 to one node. `other_nodes.py`: listener and links together.
-- `node_host.py`: the process of another node. `on_ray.py`: starts it on nodes of a Ray cluster.
+- `node_host.py`: the process of another node. `on_ray.py`: starts it on nodes of a Ray cluster
+  (`ray_connection.py`).
 
 Failure: both ends send heartbeats, and a channel that ends or is silent for `TIMEOUT_S` ends the engine on node 0 and
 the ranks on the other side. A node whose engine has failed tries to join again for `REJOIN_S`: a restarted engine finds

@@ -9,7 +9,8 @@ parallelism).
 - `wire.py`: the messages. A steady decode step is a few bytes, whatever the number of sequences.
 - `ranks_runner.py`: the runner of rank 0, which sends each plan and then runs it itself. The bits of grammars are
   computed on rank 0 and sent when its runner asks for them.
-- `processes.py`: the other ranks. `rank_process.py`: starts and watches the process of one. `child.py`: that process.
+- `start.py`: starts the other ranks. `processes.py`: all of them, while they run.
+- `rank_process.py`: starts and watches the process of one. `child.py`: that process.
 - Ranks on other nodes get the same messages by way of `engine/nodes`.
 
 The scheduler runs once, on rank 0. All ranks execute the same plans in the same order and sample the same tokens, since

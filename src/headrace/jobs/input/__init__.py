@@ -12,6 +12,7 @@
                feed.Feed ─▶ the job's inbox  a thread that reads ahead, a bounded number of batches
 
     prepare_process, prepare_child, prepare_wire     `prepare` in another process, for inputs of many lines
+    fields, field_names                              parameters and names, checked once for all lines with the same
     reply, line_output                               each line has a reply, which writes its output line as bytes
     tool_lines                                       tools of chat lines, read once for all lines that have the same
     part_requests                                    the engine's requests of a line with several prompts

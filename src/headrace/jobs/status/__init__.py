@@ -8,6 +8,7 @@
 - `report.py`: `Tally` counts lines as they finish; `JobReport` is the result of a run.
 - `meter.py`: makes a `JobStatus` (`jobs/store/status_file.py`) from counters. It is the only place that computes rates.
 - `bottleneck.py`: what the job is limited by. `time_left.py`: how long the rest takes.
+- `workers.py`, `gpus.py`: the figures of each worker and GPU. `desired_workers.py`: how many workers a job needs.
 - `console.py`: text on the terminal: single messages, and the live view or a line every ten seconds.
 - `metrics.py`: the Prometheus series of a status. `metrics_server.py`: serves them with prometheus_client.
 

@@ -1,4 +1,4 @@
-"""float32 kernels for the CPU, compiled by numba and cached on disk: the first start compiles, later ones load.
+"""Kernels for the CPU, compiled by numba and cached on disk: the first start compiles, later ones load.
 
     launch.py       compiles kernels, at first in two processes, and launches them
     team.py         the threads that run a launch together
@@ -12,7 +12,7 @@
     linear.py       linear layers: weights packed at load
     gemm.py         their GEMMs in float32; panels.py has what all of them share
     gemm_int8.py    the same in INT8
-    gemm_weight_only.py   in float32 with weights of four and eight bits
+    gemm_weight_only.py   with packed weights of four, six and eight bits; weight_only_tiles.py: the code of its kernels
     adapters.py     low-rank products of LoRA adapters
     norms.py, activation.py, bitmask.py   elementwise operations
     slots.py        the slots' state: where a step's tokens are, and what is appended

@@ -1,7 +1,7 @@
 """Runs plans on a GPU. The GPU's stream is the order of execution; there is no thread of its own.
 
     plan ─▶ Upload (one pinned copy: slot entries, table writes, step description)
-         ├▶ decode step            2 CUDA graph replays: model; sampling and appending
+         ├▶ decode step            2 CUDA graph replays: model; sampling and appending. Few sequences: 1 for all of it
          ├▶ step with drafts       1 replay of a decode graph with several rows of a slot, then sampling and acceptance
          ├▶ small prefill step     1 CUDA graph replay for the model, then head and sampling eagerly
          └▶ any other step         eager: decode | prefill continuations | fresh prefills
@@ -21,7 +21,11 @@
     prefix_sharing   whether decode reads a shared prefix once for all sequences of a group
     gemm_warmup, memory   kernels and memory taken at start, so that no step waits for them
     gpu_host_blocks  pinned memory of the host tier, and copies from and to it beside the steps
-    upload           pinned buffers from host to GPU
+    upload           pinned buffers from host to GPU; pinned_memory: how such memory is allocated
+    copy_stream      copies of streamed weights from host memory, beside the computation
+    peer_sums        small sums over ranks that share memory
+    encoder_runner   steps of an encoder
+    meta_gpu         a stand-in for the GPU without memory, on which a start shows which kernels it needs
 
 - The last slot and the last block are padding: graphs are filled up with them.
 - Steps with prompts compute the last layer only for the tokens that are sampled after.

@@ -9,6 +9,7 @@
 
 - `multipart.py`, `upload.py`: a body of any size to a file, in blocks.
 - `records.py`: what is stored, OpenAI's objects, and the states.
+- `setup.py`: builds all of it for a server.
 
 Invariants. What a client was told is on the disk. The state of a batch changes only by `BatchStore.move`, in a
 transaction that checks the state before; output files and the final state appear together. The job's journal

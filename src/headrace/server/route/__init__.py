@@ -11,6 +11,7 @@
     sources     where replicas come from: addresses, a file, a DNS name
     desired     the number of replicas that the load needs
     metrics     /metrics and /replicas of the router
+    options     its settings, from which flags are generated; serve: builds the parts and runs them
 
 The router reads a request's body and never an answer's: it only looks for the ends of events, so that an error can be
 added to a stream whose replica has died. A request is sent to another replica as long as its client has received no
