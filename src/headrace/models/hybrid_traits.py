@@ -61,7 +61,6 @@ def mamba2(config: Config) -> Traits:
             has_bias=biased,
             has_output_bias=biased,
             norm="gate_first",
-            norms_groups=True,  # as mamba_ssm, vLLM and llama.cpp do; transformers norms all groups together
         ),
     }
 
@@ -78,7 +77,6 @@ def _mamba2_spec(
     has_bias: bool,
     has_output_bias: bool,
     norm: GatedNorm,
-    norms_groups: bool = False,
 ) -> Mamba2Spec:
     """Reads the sizes under the family's own keys."""
     _refuse_time_step_limit(config)
@@ -93,7 +91,6 @@ def _mamba2_spec(
         has_bias=has_bias,
         has_output_bias=has_output_bias,
         norm=norm,
-        num_norm_groups=config[num_groups] if norms_groups else 1,
     )
     if spec.num_heads % spec.num_groups:
         raise ModelError(f"{spec.num_heads} heads of a state space cannot be divided into {spec.num_groups} groups")
@@ -138,7 +135,6 @@ def falcon_h1(config: Config) -> Traits:
             has_bias=False,
             has_output_bias=False,
             norm=norm if config["mamba_rms_norm"] else "none",
-            norms_groups=True,
         ),
         "weight_scales": tuple((f"{name}.weight", scale) for name, scale in scales.items() if scale != 1.0),
         # Queries and keys are both scaled with attention's input.
@@ -174,7 +170,6 @@ def nemotron_h(config: Config) -> Traits:
             has_bias=projections_biased,
             has_output_bias=projections_biased,
             norm="gate_first",
-            norms_groups=True,
         ),
     }
     layers = [index for index, name in enumerate(config["layers_block_type"]) if name == "moe"]

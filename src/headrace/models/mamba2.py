@@ -65,7 +65,7 @@ class Mamba2:
             gate,
             self.norm,
             self.eps,
-            group_size=spec.inner_size // spec.num_norm_groups,
+            group_size=spec.inner_size // spec.num_groups,  # as mamba_ssm, vLLM and llama.cpp; transformers: all in one
             norm_first=spec.norm == "norm_first",
         )
         return self.output(mixed)

@@ -57,7 +57,6 @@ class Mamba2Spec:
     has_bias: bool  # of the projections before the convolution
     has_output_bias: bool
     norm: GatedNorm
-    num_norm_groups: int = 1
 
     @property
     def inner_size(self) -> int:

@@ -35,7 +35,7 @@ def offline_report(record: Mapping[str, Any]) -> Report:
         headline=_headline(rounds),
         warnings=[str(warning) for warning in record.get("warnings") or []],
         tiles=_tiles(record, rounds),
-        sections=[_rounds(rounds), _resources(record, rounds), run_section(record)],
+        sections=[_rounds(rounds), _resources(rounds), run_section(record)],
     )
 
 
@@ -79,7 +79,7 @@ def _rounds(rounds: Sequence[Round]) -> Section:
     return Section("Rounds", [*([chart] if bars else []), Table(["", "time", *RATES.values()], rows)])
 
 
-def _resources(record: Mapping[str, Any], rounds: Sequence[Round]) -> Section:
+def _resources(rounds: Sequence[Round]) -> Section:
     labels = [f"round {place}" for place in range(1, len(rounds) + 1)]
     parts: list[Part] = []
     for key, title in (("counters", "Counters of the engine"), ("telemetry", "Telemetry")):
