@@ -104,33 +104,6 @@ def test_a_source_can_be_read_twice(any_file: Path) -> None:
         assert source.estimate_num_lines() in (300, None)
 
 
-@pytest.mark.parametrize("name", ["in.jsonl", "in.parquet"])
-def test_lines_can_be_read_by_index(tmp_path: Path, name: str) -> None:
-    KINDS[name](tmp_path / name)
-    expected = read(tmp_path / name)
-    with closing(open_source(str(tmp_path / name))) as source:
-        batches = source.read_batches()
-        first = next(batches)
-        assert [source.line_at(index) for index in (299, 0, 71, 70)] == [expected[i] for i in (299, 0, 71, 70)]
-        assert source.line_at(300) is None
-        assert [line for batch in [first, *batches] for line in batch] == expected
-
-
-@pytest.mark.parametrize("name", ["in.jsonl.gz", "in.csv"])
-def test_random_access_to_compressed_files_and_csv_is_refused(tmp_path: Path, name: str) -> None:
-    KINDS[name](tmp_path / name)
-    with closing(open_source(str(tmp_path / name))) as source, pytest.raises(JobError, match="from the start"):
-        source.line_at(3)
-
-
-def test_a_line_read_by_index_is_cleaned_like_any_other(tmp_path: Path) -> None:
-    path = write(tmp_path / "in.jsonl", b"\xef\xbb\xbfone\r\n\r\ntwo\r\n\nthree")
-    with closing(open_source(str(path))) as source:
-        assert [source.line_at(line.index) for line in read(path)] == read(path)
-        blank = source.line_at(1)
-        assert blank is not None and blank.data == b""
-
-
 def test_a_line_of_a_hundred_megabytes_is_marked_and_truncated(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     with path.open("wb") as file:

@@ -4,7 +4,7 @@
          ─▶ locations                 a local path, '-' (stdin, stdout), or a URL that fsspec knows
          ─▶ compression               gzip and zstd as streams
 
-    reader                            a byte stream as lines; line_index: offsets and sets of lines in little memory
+    reader                            a byte stream as lines; line_index: sets of lines in little memory
     sources   jsonl, csv_rows, parquet                    source.Source: what all have in common
     sinks     writer (lines), table_sinks (CSV, Parquet), object_store (segments)     sinks.Sink
 

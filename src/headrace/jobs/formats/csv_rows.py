@@ -53,9 +53,6 @@ class CsvRows:
             reading = self._open()
         return in_batches(self._rows(reading), start=start, limit=limit, skip=skip)
 
-    def line_at(self, index: int) -> InputLine | None:
-        raise JobError(f"{self.name} can only be read from the start: rows of CSV have no fixed offset")
-
     def estimate_num_lines(self) -> int | None:
         if self._is_stream:
             return None

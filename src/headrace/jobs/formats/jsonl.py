@@ -9,9 +9,8 @@ from headrace.jobs.formats import locations
 from headrace.jobs.formats.compression import decompressed
 from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.identity import SourceIdentity, identify
-from headrace.jobs.formats.line_index import LineOffsets
 from headrace.jobs.formats.locations import ByteReader
-from headrace.jobs.formats.reader import CHUNK_BYTES, MAX_LINE_BYTES, InputLine, LineSplitter, read_batches
+from headrace.jobs.formats.reader import InputLine, LineSplitter, read_batches
 from headrace.jobs.formats.source import Skip
 
 ESTIMATE_BYTES = 16 * 1024 * 1024
@@ -27,7 +26,6 @@ class JsonLines:
         self._opened: list[ByteReader] = [self._open()]
         self._is_stream = not locations.can_be_read_again(name)
         self._is_fresh = True
-        self._offsets: LineOffsets | None = None
 
     @property
     def is_appendable(self) -> bool:
@@ -40,22 +38,6 @@ class JsonLines:
         self, *, start: int = 0, limit: int | None = None, skip: Skip | None = None
     ) -> Iterator[list[InputLine]]:
         return read_batches(self._stream(), start=start, limit=limit, skip=skip)
-
-    def line_at(self, index: int) -> InputLine | None:
-        """The first call reads the whole file once, to learn where lines start."""
-        if self._is_stream or self._compression:
-            raise JobError(f"{self.name} can only be read from the start; give an uncompressed file")
-        offsets = self._learn_offsets()
-        span = offsets.span(index)
-        if span is None:
-            return None
-        begin, end = span
-        file = self._opened[0]
-        file.seek(begin)
-        lines = [line for piece in LineSplitter(_Part(file, end - begin), keep_blank=True) for line in piece]
-        (line,) = lines
-        data = line.data.removeprefix(b"\xef\xbb\xbf") if begin == 0 else line.data
-        return InputLine(index, begin, data, end - begin > MAX_LINE_BYTES + 1)
 
     def estimate_num_lines(self) -> int | None:
         """How many lines are not blank: exact for a small file, None for a stream."""
@@ -91,27 +73,3 @@ class JsonLines:
 
     def _open(self) -> ByteReader:
         return locations.open_bytes(self.name)
-
-    def _learn_offsets(self) -> LineOffsets:
-        if self._offsets is None:
-            self._is_fresh = False
-            if len(self._opened) == 1:
-                self._opened.insert(0, self._open())
-            offsets = LineOffsets()
-            while chunk := self._opened[0].read(CHUNK_BYTES):
-                offsets.take(chunk)
-            self._offsets = offsets
-        return self._offsets
-
-
-class _Part:
-    """The next `size` bytes of a file."""
-
-    def __init__(self, file: ByteReader, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(min(size, self._left)) or b""
-        self._left -= len(data)
-        return data

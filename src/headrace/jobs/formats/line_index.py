@@ -1,13 +1,9 @@
-"""Compact facts about every line: eight bytes for its offset, one bit for membership in a set."""
+"""Sets of lines, with one bit for each line of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
-
-LINE_BREAK = 10
 MIN_BYTES = 4096
 
 
@@ -41,33 +37,3 @@ class Bitmap:
     @property
     def num_bytes(self) -> int:
         return len(self._bits)
-
-
-class LineOffsets:
-    """Where the lines of a text start, found chunk by chunk."""
-
-    def __init__(self) -> None:
-        self._pieces: list[npt.NDArray[np.uint64]] = []
-        self._ends = np.zeros(0, np.uint64)  # one past each line break
-        self._num_bytes = 0
-
-    def take(self, chunk: bytes) -> None:
-        """Add the next chunk of the text."""
-        breaks = np.flatnonzero(np.frombuffer(chunk, np.uint8) == LINE_BREAK)
-        self._pieces.append(breaks.astype(np.uint64) + np.uint64(self._num_bytes + 1))
-        self._num_bytes += len(chunk)
-
-    def span(self, index: int) -> tuple[int, int] | None:
-        """First byte of a line and the byte after its last, line break included; None past the end."""
-        if self._pieces:
-            self._ends = np.concatenate([self._ends, *self._pieces])
-            self._pieces.clear()
-        if index > len(self._ends):
-            return None
-        begin = int(self._ends[index - 1]) if index else 0
-        end = int(self._ends[index]) if index < len(self._ends) else self._num_bytes
-        return (begin, end) if begin < end else None
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self._ends.nbytes + sum(piece.nbytes for piece in self._pieces))

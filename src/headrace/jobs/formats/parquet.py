@@ -36,7 +36,6 @@ class ParquetRows:
             self._stored.close()
             raise
         self._encode = msgspec.json.Encoder().encode
-        self._group: tuple[int, list[InputLine]] | None = None  # the one that `line_at` read last
 
     def identity(self, size: int | None = None) -> SourceIdentity | None:
         return identify(self.name, size)
@@ -45,15 +44,6 @@ class ParquetRows:
         self, *, start: int = 0, limit: int | None = None, skip: Skip | None = None
     ) -> Iterator[list[InputLine]]:
         return in_batches(self._pieces(start), start=start, limit=limit, skip=skip)
-
-    def line_at(self, index: int) -> InputLine | None:
-        group, first = self._group_of(index)
-        if group == self._file.num_row_groups:
-            return None
-        if self._group is None or self._group[0] != group:
-            lines = [line for piece in self._read([group], first) for line in piece]
-            self._group = (group, lines)
-        return self._group[1][index - first]
 
     def estimate_num_lines(self) -> int | None:
         return int(self._file.metadata.num_rows)

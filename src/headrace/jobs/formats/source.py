@@ -34,9 +34,6 @@ class Source(Protocol):
         """Yields lines that are not blank: from line `start`, at most `limit`, without those for which `skip` is true
         (which still count for the limit)."""
 
-    def line_at(self, index: int) -> InputLine | None:
-        """Returns None past the end. Not possible for streams, compressed files and CSV."""
-
     def estimate_num_lines(self) -> int | None: ...
 
     def close(self) -> None: ...
