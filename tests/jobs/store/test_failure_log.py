@@ -29,9 +29,7 @@ OLD_LOG = """\
 """
 SUSPICION = Suspicion([4], [Trial([1, 2], True, 2, 0), Trial([5], False, 1, 3)])
 EVENTS = [
-    EngineDeath(
-        "engine", "x", [1, 2, 5], 9, Suspicion([4], [Trial([1, 2], True, 2, 0), Trial([5], False, 1, 3)]), 1, 2
-    ),
+    EngineDeath("engine", "x", [1, 2, 5], 9, SUSPICION, 1, 2),
     PoisonLine(5, 8),
     PoisonRequest("ab"),
     MemoryStep("started again", {"a": None}, {"b": 0.5}, 9),

@@ -19,20 +19,6 @@ from tests.server.batch.batch_server import BatchServer
 MIB = 2**20
 
 
-class Zeros:
-    """A file of so many bytes that takes no memory."""
-
-    name = "zeros.jsonl"
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-
-    def read(self, size: int = -1) -> bytes:
-        size = self.left if size < 0 else min(size, self.left)
-        self.left -= size
-        return bytes(size)
-
-
 def multipart(size: int) -> Iterator[bytes]:
     """The body of an upload, in parts."""
     yield b'--xyz\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
