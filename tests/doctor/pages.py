@@ -51,7 +51,6 @@ class HeadraceServer:
                 num_prompt=num_prompt,
                 num_cached=0,
                 num_generated=num_generated,
-                max_tokens=num_generated,
             ),
             reason,
         )

@@ -31,7 +31,6 @@ TIMES = RequestTimes(
     num_prompt=30,
     num_cached=16,
     num_generated=5,
-    max_tokens=5,
 )
 SETTINGS = fake_settings(
     device="cuda",

@@ -13,7 +13,7 @@ def a_space(**changes: Any) -> Space:
         "engine": "headrace",
         "serves": False,
         "in_force": {**DEFAULTS, "max_model_len": 8192},
-        "demand": Demand(600, 256, 153_600),
+        "demand": Demand(600, 153_600),
         "known": ALL,
     }
     return Space(**{**given, **changes})
@@ -29,16 +29,16 @@ def test_a_ladder_stands_around_the_default() -> None:
 
 
 def test_sequences_above_the_number_of_requests_are_the_same_as_it() -> None:
-    assert values_of(a_space(demand=Demand(200, 256, 51_200)))["max_num_seqs"] == (256, 64, 32)
-    assert values_of(a_space(demand=Demand(48, 16, 768)))["max_num_seqs"] == (24, 12)
+    assert values_of(a_space(demand=Demand(200, 51_200)))["max_num_seqs"] == (256, 64, 32)
+    assert values_of(a_space(demand=Demand(48, 768)))["max_num_seqs"] == (24, 12)
 
 
 def test_a_server_has_no_number_of_requests() -> None:
-    assert 512 in values_of(a_space(demand=Demand(48, 16, 768), serves=True))["max_num_seqs"]
+    assert 512 in values_of(a_space(demand=Demand(48, 768), serves=True))["max_num_seqs"]
 
 
 def test_tokens_above_those_of_all_prompts_are_left_out() -> None:
-    assert values_of(a_space(demand=Demand(400, 2, 800)))["max_num_batched_tokens"] == (1024, 256, 128)
+    assert values_of(a_space(demand=Demand(400, 800)))["max_num_batched_tokens"] == (1024, 256, 128)
 
 
 def test_switches_have_the_other_value() -> None:
@@ -126,4 +126,4 @@ def test_values_that_are_no_numbers_have_no_order() -> None:
 
 
 def test_demand_is_what_the_workload_asks_for() -> None:
-    assert Demand.of(workload(40, input_len=8)) == Demand(40, 8, 320)
+    assert Demand.of(workload(40, input_len=8)) == Demand(40, 320)

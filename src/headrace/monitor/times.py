@@ -23,7 +23,6 @@ class RequestTimes:
     num_cached: int = 0
     num_generated: int = 0  # over all its sequences
     num_longest: int | None = None  # of the longest sequence; None: there is only one
-    max_tokens: int | None = None
     n: int = 1
     num_preemptions: int = 0
     engine: int = 0  # the number of the engine that ran it
@@ -77,7 +76,7 @@ class RequestMeter:
         if self._is_finished:
             return None
         self._is_finished = True
-        now, params = self._clock(), self._request.params
+        now = self._clock()
         last_token = self._last_token
         if last_token is None and self._first_token is not None:  # ended by a stop string, which the front found
             last_token = now
@@ -91,8 +90,7 @@ class RequestMeter:
             num_cached=self._num_cached,
             num_generated=sum(lengths),
             num_longest=max(lengths, default=0),
-            max_tokens=params.max_tokens,
-            n=params.num_sequences,
+            n=self._request.params.num_sequences,
             num_preemptions=self._num_preemptions,
             engine=self.engine,
             first_token_is_counted=True,

@@ -65,16 +65,15 @@ class Demand:
     """What the workload asks of an engine, as far as values of knobs depend on it."""
 
     num_requests: int
-    longest_prompt: int | None  # tokens; None: only the engine knows
-    num_prompt_tokens: int | None
+    num_prompt_tokens: int | None  # None: only the engine knows
 
     @classmethod
     def of(cls, workload: Workload) -> Demand:
         lens = [request.num_prompt_tokens for request in workload.requests]
         known = [length for length in lens if length is not None]
         if len(known) < len(lens) or not known:
-            return cls(len(lens), None, None)
-        return cls(len(lens), max(known), sum(known))
+            return cls(len(lens), None)
+        return cls(len(lens), sum(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

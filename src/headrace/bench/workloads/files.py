@@ -51,7 +51,6 @@ class Reading:
 
     spec: WorkloadSpec
     count_tokens: CountTokens | None = None
-    skips_bad_lines: bool = False
     bad_lines: list[str] = field(default_factory=list)
 
     def bad(self, number: int, why: str) -> None:
@@ -70,7 +69,7 @@ def read_workload(
 ) -> tuple[Workload, list[str]]:
     """The workload of a file, and notes on what was left out. Without `count_tokens`, text lengths are estimates."""
     spec = replace(spec, data_path=path, data_digest=_digest(path), seed=spec.seed or 0)
-    reading = Reading(spec, count_tokens, skips_bad_lines)
+    reading = Reading(spec, count_tokens)
     requests = []
     for request in _requests(path, reading):
         requests.append(request)

@@ -68,7 +68,6 @@ class CommandLine:
     flags: tuple[Flag, ...]
     positional: tuple[str, ...] = ()
     comments: tuple[str, ...] = ()  # what the line says of itself after '#'
-    environment: tuple[str, ...] = ()  # NAME=value in front of it
     known_flags: frozenset[str] = field(default=frozenset())  # of the program; empty: not known
     file_flags: tuple[Flag, ...] = ()  # keys of the file of --config, which the command's flags override
 
@@ -148,9 +147,8 @@ def _with_file(command: CommandLine) -> tuple[CommandLine, list[str]]:
 def parse_command(words: Sequence[str], *, headrace_flags: FlagsOf = lambda action: ()) -> CommandLine:
     """Split a command line into flags. One word is a quoted line. Comments and line ends with backslashes are read."""
     parts, comments = _split(words)
-    environment = []
     while parts and "=" in parts[0] and not parts[0].startswith("-"):
-        environment.append(parts.pop(0))
+        parts.pop(0)  # NAME=value of the environment
     program, action, rest = _program(parts)
     known = vllm_flags.VLLM_FLAGS if program == "vllm" else frozenset(headrace_flags(action))
     flags: list[Flag] = []
@@ -161,9 +159,7 @@ def parse_command(words: Sequence[str], *, headrace_flags: FlagsOf = lambda acti
             positional.append(word)
             continue
         flags.append(_flag(word, rest))
-    return CommandLine(
-        program, action, tuple(parts), tuple(flags), tuple(positional), tuple(comments), tuple(environment), known
-    )
+    return CommandLine(program, action, tuple(parts), tuple(flags), tuple(positional), tuple(comments), known)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
