@@ -90,10 +90,9 @@ def test_a_feature_that_no_row_of_the_batch_uses_is_not_called(monkeypatch):
         sample(sampler, peaked(5), [1])
 
 
-def test_a_released_slot_uses_nothing_and_a_new_sequence_brings_its_own_settings():
+def test_a_new_sequence_in_a_slot_brings_its_own_settings():
     sampler = Sampler(1, VOCAB_SIZE)
     enter_slot(sampler, 0, temperature=0.0, min_tokens=5, stops=(5,), logprobs=2, end_len=11)
-    sampler.release(0)
     enter_slot(sampler, 0, temperature=0.0)
     result = sample(sampler, peaked(5), [0])
     assert (result.tokens.tolist(), result.flags.tolist(), result.logprobs) == ([5], [0], None)

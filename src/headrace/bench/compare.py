@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +100,6 @@ class Match:
     label: str
     num_before: int
     num_after: int
-    is_paired: bool
     uses_steady: bool
     differences: list[Difference]
 
@@ -140,9 +139,6 @@ class Comparison:
                     noise = "" if each.interval else " (one round: noise is not known)"
                     lines.append(f"{match.label}: {each.label} is {100 * each.loss:.1f} % worse{noise}")
         return lines
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def parse_limit(text: str) -> float:
@@ -297,7 +293,7 @@ def _match(before: list[Run], after: list[Run]) -> Match:
         _difference(figure, before, after, pooled, uses_steady=uses_steady, is_paired=is_paired) for figure in FIGURES
     ]
     differences = [difference for difference in found_here if difference is not None]
-    return Match(_label(before[0]), len(before), len(after), is_paired, uses_steady, differences)
+    return Match(_label(before[0]), len(before), len(after), uses_steady, differences)
 
 
 def _is_interleaved(before: list[Run], after: list[Run]) -> bool:

@@ -125,10 +125,6 @@ class EngineProfiler:
         if os.environ.get(NVTX_VARIABLE, "") == "1" and settings.device == "cuda":
             self._use_ranges("cuda")
 
-    @property
-    def is_recording(self) -> bool:
-        return self._window is not None
-
     def start(self, options: ProfileOptions) -> dict[str, Any]:
         """Open a window. Raises ProfilerError if one is open."""
         if self._window is not None:

@@ -19,7 +19,7 @@ NARROW_COLUMNS = 120
 class GenerateProgress:
     """A live bar on a terminal, a plain line every ten seconds elsewhere, nothing when disabled. Writes to stderr."""
 
-    def __init__(self, num_requests: int | None, *, enabled: bool = True) -> None:
+    def __init__(self, num_requests: int, *, enabled: bool = True) -> None:
         self._num_requests = num_requests
         self._stream = sys.stderr
         self._enabled = enabled
@@ -41,12 +41,6 @@ class GenerateProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def expect(self, num_requests: int) -> None:
-        """Set the total, once it is known."""
-        self._num_requests = num_requests
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, total=num_requests)
-
     def update(self, num_done: int, stats: EngineStats) -> None:
         self._num_done = num_done
         if self._bar is not None and self._task is not None:
@@ -66,17 +60,18 @@ class GenerateProgress:
         return " · ".join(parts)
 
     def _plain_line(self, stats: EngineStats) -> str:
-        total = "?" if self._num_requests is None else f"{self._num_requests:,}"
-        return f"headrace: {self._num_done:,}/{total} requests · {self._details(stats)}{self._time_left()}"
+        return (
+            f"headrace: {self._num_done:,}/{self._num_requests:,} requests · {self._details(stats)}{self._time_left()}"
+        )
 
     def _time_left(self) -> str:
-        if not self._num_requests or not self._num_done:
+        if not self._num_done:
             return ""
         seconds = (perf_counter() - self._started_at) / self._num_done * (self._num_requests - self._num_done)
         return f" · {seconds:,.0f} s left"
 
 
-def _live_bar(num_requests: int | None) -> tuple[Progress, TaskID]:
+def _live_bar(num_requests: int) -> tuple[Progress, TaskID]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

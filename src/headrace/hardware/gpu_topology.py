@@ -43,9 +43,6 @@ class GpuTopology:
     gpus: tuple[GpuPlace, ...]
     links: dict[tuple[int, int], Link]  # by indices, the smaller one first
 
-    def link(self, one: int, other: int) -> Link:
-        return self.links.get((min(one, other), max(one, other)), "unknown")
-
     def describe(self) -> str:
         """`8 GPUs: all pairs by nvswitch`, or how many pairs have which connection."""
         counts: dict[Link, int] = {}

@@ -49,12 +49,6 @@ class CpuTopology:
     def sockets(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(core.socket for core in self.cores))
 
-    @property
-    def num_cores(self) -> int:
-        """Physical cores, or as many as the quota of CPU time feeds."""
-        quota = self.limits.cpu_quota
-        return len(self.cores) if quota is None else max(1, min(len(self.cores), int(quota)))
-
     def cores_of(self, socket: int) -> tuple[Core, ...]:
         return tuple(core for core in self.cores if core.socket == socket)
 

@@ -227,10 +227,6 @@ class PackedLayout:
     tile_rows: int = 0  # tokens of a tile
     uses_flash: bool = True  # FlashAttention-3, on a GPU where it runs
 
-    @property
-    def num_tokens(self) -> int:
-        return self.positions.shape[0]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerState:

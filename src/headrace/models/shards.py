@@ -25,7 +25,7 @@ from headrace.errors import ConfigError
 from headrace.models.spec import LatentSpec, MixtureSpec, ModelSpec, Shape
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 # Widths are divided in multiples of this where they can be: blocks of GGUF files have up to 256 weights, and FP8 GEMMs
 # need multiples of 16.
@@ -55,12 +55,6 @@ class Part:
         if len(whole) == 1:
             return (rows,)
         return (rows, whole[1] if self.columns is None else self.columns.size)
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The part of a tensor, as a view."""
-        if self.rows is not None:
-            tensor = tensor[self.rows.start : self.rows.end]
-        return tensor if self.columns is None else tensor[:, self.columns.start : self.columns.end]
 
 
 WHOLE = Part()

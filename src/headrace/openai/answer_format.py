@@ -18,7 +18,7 @@ from headrace.openai.parser_names import ParserNames
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.tool_use import NO_TOOLS, ToolCalls, ToolUse, message_of, read_tool_use, template_of
 from headrace.text import Tokenizer
-from headrace.text.answer_parts import Delta, Part, parts_of, put_together
+from headrace.text.answer_parts import Delta, put_together
 from headrace.text.answer_reader import AnswerReader
 from headrace.text.reasoning.formats import reasoning_format
 from headrace.text.reasoning.gpt_oss import GptOssParser
@@ -68,10 +68,6 @@ class AnswerFormat(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
             content = None
         more = members({"reasoning": shown, "reasoning_content": shown}) + message.more
         return AnswerMessage(content, message.finish_reason, more, answer.reasoning)
-
-    def parts(self, text: str) -> list[Part]:
-        """The parts of a whole answer in their order; reasoning also if it is not shown in a message."""
-        return parts_of(self._whole(text))
 
     def _whole(self, text: str) -> list[Delta]:
         is_forced = self.calls is not None and self.calls.is_forced

@@ -97,13 +97,6 @@ class Sampler:
         """Sends the settings of newly entered slots to the device."""
         self._columns.send()
 
-    def release(self, slot: int) -> None:
-        """Empties a slot: its features cost nothing any more."""
-        self._columns.write(slot, {})
-        self._last_found = None
-        self._uses[:, slot] = False
-        self._uses_more_than_plain[slot] = self._uses_filters[slot] = self._needs_masks[slot] = False
-
     def is_plain(self, slots: IntArray) -> bool:
         """Tells whether these slots need only temperature, filters, seed and finish checks."""
         return not (self._uses_more_than_plain.any() and self._uses_more_than_plain[slots].any())

@@ -41,7 +41,7 @@ def test_prompts_that_share_blocks_are_adjacent(given_prompts: list[list[int]], 
     leaves = [leaf(tokens, salt=salt) for tokens, salt in zip(given_prompts, salts, strict=False)]
     made = ordered(leaves, lambda leaf: sum(tokens_of(leaf)))
     for length in range(BLOCK, 10, BLOCK):
-        prefixes = [(each.salt, *tokens_of(each)[:length]) for each in made if each.prompt_len >= length]
+        prefixes = [(each.salt, *tokens_of(each)[:length]) for each in made if len(tokens_of(each)) >= length]
         # Shorter prompts may be in between; those that are long enough form one run per prefix.
         runs = 1 + sum(one != other for one, other in pairwise(prefixes))
         assert not prefixes or runs == len(set(prefixes))

@@ -148,7 +148,7 @@ def test_a_job_whose_process_is_lost_again_and_again_without_progress_says_so() 
         policy.process_was_lost(epoch, [7], Progress(0, 0), had_own_process=True)
     with pytest.raises(ResumableJobError, match="the job's process was lost 4 times in a row without a line done"):
         policy.process_was_lost(4, [7], Progress(0, 0), had_own_process=True)
-    assert policy.suspects.trial is None
+    assert policy.suspects_of(0).trial is None
 
 
 def test_a_torn_record_of_the_failure_log_loses_only_itself(tmp_path: Path) -> None:

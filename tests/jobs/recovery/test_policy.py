@@ -66,7 +66,7 @@ def test_searches_of_more_workers_than_a_later_run_has_go_on(tmp_path: Path) -> 
     for worker, line in ((0, 4), (0, 4), (1, 9), (1, 9)):
         died(policy, worker, [line, 100 + line], others=(1 - worker,))
     one = RecoveryPolicy(FailureLog(tmp_path / "trouble.jsonl"), EngineConfig())
-    assert one.suspects.lines == {4, 104, 9, 109}
+    assert one.suspects_of(0).lines == {4, 104, 9, 109}
     assert two_workers(FailureLog(tmp_path / "trouble.jsonl")).reserved() == {4: 0, 104: 0, 9: 1, 109: 1}
 
 

@@ -35,10 +35,6 @@ class Leaf(msgspec.Struct, eq=False, gc=False):
     num_new_tokens: float = 0.0  # to compute below its parent
     num_decode_tokens: float = 0.0
 
-    @property
-    def prompt_len(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
-
 
 @dataclass(slots=True, eq=False)
 class _Node:

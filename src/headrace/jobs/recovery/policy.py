@@ -121,19 +121,9 @@ class RecoveryPolicy:
         }
         self._refused = {event.digest for event in log.events if isinstance(event, PoisonRequest)}
 
-    @property
-    def config(self) -> EngineConfig:
-        """The user's, with the changes of the memory ladder."""
-        return self.config_of(0)
-
     def config_of(self, worker: int) -> EngineConfig:
         """The worker's part of the user's config, with the changes of its memory ladder."""
         return self._states[worker].ladder.config
-
-    @property
-    def suspects(self) -> Suspects:
-        """Those of the first worker."""
-        return self._states[0].suspects
 
     def suspects_of(self, worker: int) -> Suspects:
         return self._states[worker].suspects

@@ -31,7 +31,6 @@ class Committed:
         self.has_repeats = False  # some line has several results
         self.num_done = 0
         self.num_errors = 0
-        self.num_duplicates = 0
 
     def add(self, index: int, attempt: int, *, is_error: bool) -> bool:
         """Returns False if the line already has a result of this attempt or a later one."""
@@ -46,7 +45,6 @@ class Committed:
             return True
         self.has_repeats = True
         if attempt <= max(line & ~_IS_ERROR, self._failed_later.get(index, 0)):
-            self.num_duplicates += 1
             return False
         was_error = bool(line & _IS_ERROR)
         if is_error and not was_error:

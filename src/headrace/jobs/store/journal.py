@@ -93,10 +93,6 @@ class Journal:
         return self._committed.num_errors
 
     @property
-    def num_duplicates(self) -> int:
-        return self._committed.num_duplicates
-
-    @property
     def has_repeats(self) -> bool:
         """Whether some line has several results."""
         return self._committed.has_repeats
