@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,14 +162,33 @@ def test_an_output_directory_appears_when_it_is_whole(tmp_path: Path) -> None:
         OutputDirectory(tmp_path / "out")
 
 
-def test_a_quantized_model_and_a_mixture_are_refused(model: Path, tmp_path: Path) -> None:
+def test_quantized_models_and_fused_matrices_are_refused(model: Path, tmp_path: Path) -> None:
     quantize_checkpoint(Request(str(model), "int4", tmp_path / "out", evaluates=False))
     with pytest.raises(UnsupportedModelError, match="quantized already"):
         quantize_checkpoint(Request(str(tmp_path / "out"), "fp8", tmp_path / "again"))
-    save_model(tmp_path / "mixture", "qwen3_moe")
-    with pytest.raises(UnsupportedModelError, match="only dense models"):
-        quantize_checkpoint(Request(str(tmp_path / "mixture"), "fp8", tmp_path / "again"))
+    save_model(tmp_path / "fused", "phi3")
+    with pytest.raises(UnsupportedModelError, match="each of their matrices as a tensor of its own"):
+        quantize_checkpoint(Request(str(tmp_path / "fused"), "fp8", tmp_path / "again"))
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_a_mixture_is_quantized_without_data_under_the_names_of_its_files(kind: Kind, tmp_path: Path) -> None:
+    save_model(tmp_path / "mixture", "mixtral")
+    given = Request(str(tmp_path / "mixture"), kind, tmp_path / "out", evaluates=False)
+    with pytest.raises(UnsupportedModelError, match="without data; leave out --data"):
+        quantize_checkpoint(replace(given, data=["a text"]))
+    quantize_checkpoint(given)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["ignore"] == ["lm_head", *(f"model.layers.{index}.block_sparse_moe.gate" for index in range(3))]
+    original, found = (open_checkpoint(str(tmp_path / name)) for name in ("mixture", "out"))
+    for part in ("gate_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.2.{part}.weight"
+        assert found.weights.quantized(name, torch.device("cpu")) is not None
+        error = found.tensor(name) - original.tensor(name)
+        assert error.norm() / original.tensor(name).norm() < (0.1 if kind == "int4" else 0.03)
+    router = "model.layers.1.mlp.router.weight"
+    assert torch.equal(found.tensor(router), original.tensor(router))
 
 
 def test_texts_are_read_from_prompts_messages_and_plain_lines(tmp_path: Path) -> None:

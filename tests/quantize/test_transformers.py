@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ IDS = torch.arange(1, 60, dtype=torch.int32)
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     save_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mixture")
+    save_model(directory, "mixtral")
     return directory
 
 
@@ -58,11 +66,32 @@ def test_transformers_computes_the_same_logits(
     pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
     data = [f"line {number} of a text to calibrate with" for number in range(200)] if with_data else None
     quantize_checkpoint(Request(str(model), kind, tmp_path / "out", data=data, evaluates=False))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert_same_logits(kind, tmp_path / "out", monkeypatch, least_agreement=0.99 if kind == "int4" else 0.5)
+
+
+def test_transformers_computes_the_same_logits_of_a_mixture(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In FP8: it does not read experts in INT8 and in four bits. It does not round activations of experts."""
+    pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
+    experts_of = ops.experts_of
+
+    def without_rounding(linears: Sequence[TheirLinear], num_columns: int, dtype: torch.dtype) -> ops.PackedExperts:
+        exact = [replace(each, kind="int4") if isinstance(each, TheirLinear) else each for each in linears]
+        return experts_of(exact, num_columns, dtype)
+
+    monkeypatch.setattr(ops, "experts_of", without_rounding)
+    quantize_checkpoint(Request(str(mixture), "fp8", tmp_path / "out", evaluates=False))
+    assert_same_logits("fp8", tmp_path / "out", monkeypatch, least_agreement=0.3)  # rounding changes routes too
+
+
+def assert_same_logits(kind: Kind, directory: Path, monkeypatch: pytest.MonkeyPatch, *, least_agreement: float) -> None:
+    """`least_agreement`: with activations as Headrace rounds them."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
         expected = theirs(IDS[None].long()).logits[0]
-    ours = logits(tmp_path / "out")
-    assert (ours.argmax(-1) == expected.argmax(-1)).float().mean() > (0.99 if kind == "int4" else 0.5)
+    ours = logits(directory)
+    assert (ours.argmax(-1) == expected.argmax(-1)).float().mean() > least_agreement
 
     def as_theirs(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TheirLinear:
         assert bias is None
@@ -70,7 +99,7 @@ def test_transformers_computes_the_same_logits(
 
     monkeypatch.setattr(ops, "pack_quantized", as_theirs)
     monkeypatch.setattr(StoredQuantization, "stays_packed_on", lambda self, device: True)
-    errors = (logits(tmp_path / "out") - expected).norm(dim=1) / expected.norm(dim=1)
+    errors = (logits(directory) - expected).norm(dim=1) / expected.norm(dim=1)
     assert errors[0] < 1e-4 and errors.median() < 0.01  # a sum that differs in its last digit may round to another INT8
 
 

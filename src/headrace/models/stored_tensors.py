@@ -74,6 +74,11 @@ class StoredPart:
     is_vector: bool = False  # stored as a vector, as a matrix of one row, or as a row of a stack
     num_columns: int | None = None  # of ours; a stack with as many is not transposed, unless it is square
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether our tensor is a stored one as it is, but for its name."""
+        return self.member is None and self.num_rows == self.rows_per_group and not self.is_transposed
+
     def shape(self, stored: Shape) -> Shape:
         """Returns our tensor's shape, given the stored tensor's."""
         if self.member is not None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from headrace.errors import UnsupportedModelError
 from headrace.kernels.quantized import Kind, QuantizedWeight, quantize, quantize_int4
 from headrace.models import Checkpoint, Decoder, load_decoder, open_checkpoint
-from headrace.models.families import family_of_config
 from headrace.models.quantized import kept_in_16_bits
 from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec
+from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import read_json
 from headrace.quantize.calibrate import Calibration, Inputs
 from headrace.quantize.compensation import compensated_fp8, compensated_int4
@@ -67,10 +67,10 @@ class Report:
 def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done, total: None) -> Report:
     """Writes the quantized checkpoint to `request.output`, which must not exist, and returns its report."""
     checkpoint = open_checkpoint(request.model, revision=request.revision)
-    config = _checked_config(checkpoint)
+    config = _checked_config(checkpoint, has_data=request.data is not None)
     output = OutputDirectory(request.output)
     decoder = _load(checkpoint, request.device, _stage(on_stage, "load"))
-    kept = kept_in_16_bits(checkpoint.spec.num_layers)
+    kept = kept_in_16_bits(checkpoint.spec.num_layers) & checkpoint.spec.tensor_shapes().keys()
     before = _scores(decoder, checkpoint, on_stage, "evaluate the original") if request.evaluates else None
     calibration = None if request.data is None else _calibration(decoder, checkpoint, request, on_stage)
     del decoder
@@ -87,7 +87,7 @@ def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done,
     return report
 
 
-def _checked_config(checkpoint: Checkpoint) -> dict[str, Any]:
+def _checked_config(checkpoint: Checkpoint, *, has_data: bool) -> dict[str, Any]:
     """Refuses models whose tensors cannot be replaced one by one."""
     spec, source = checkpoint.spec, checkpoint.source
     if not (source / "config.json").exists():
@@ -95,12 +95,21 @@ def _checked_config(checkpoint: Checkpoint) -> dict[str, Any]:
     config = read_json(source / "config.json")
     if spec.quantization is not None or config.get("quantization_config"):
         raise UnsupportedModelError(f"{source} is quantized already; give the original model")
-    if not family_of_config(config).stored.is_ours or spec.mixture is not None or spec.latent is not None:
+    if _stored_names(checkpoint) is None or spec.latent is not None:
         raise UnsupportedModelError(
-            f"{spec.family} cannot be quantized into a file yet: only dense models that store their matrices under "
-            "Llama's names; quantization='fp8' quantizes any model at load"
+            f"{spec.family} cannot be quantized into a file yet: only models that store each of their matrices as a "
+            "tensor of its own; quantization='fp8' quantizes any model at load"
         )
+    if spec.mixture is not None and has_data:
+        raise UnsupportedModelError("a mixture of experts is quantized without data; leave out --data")
     return config
+
+
+def _stored_names(checkpoint: Checkpoint) -> dict[str, str] | None:
+    """The name of each tensor in the checkpoint's files; None: some are parts of others."""
+    weights = checkpoint.weights
+    assert weights is not None
+    return weights.stored_names() if isinstance(weights, Rearranged) else {name: name for name in weights.names()}
 
 
 def _calibration(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> Calibration:
@@ -129,10 +138,12 @@ def _write(
     output: OutputDirectory,
     on_stage: OnStage,
 ) -> None:
-    spec = checkpoint.spec
-    dtype, group_len = getattr(torch, spec.dtype), _group_len(spec)
+    spec, stored = checkpoint.spec, _stored_names(checkpoint)
+    assert stored is not None
+    dtype, group_len = getattr(torch, spec.dtype), _group_len(spec) if request.kind == "int4" else 0
     device = torch.device(request.device)
-    output.add({name: checkpoint.tensor(name).to(dtype) for name in spec.outer_shapes()})
+    plain = ["lm_head"]  # matrices that are not quantized
+    output.add({stored[name]: checkpoint.tensor(name).to(dtype) for name in spec.outer_shapes()})
     for index in range(spec.num_layers):
         tensors = {name: checkpoint.tensor(name).to(device) for name in spec.layer_shapes(index)}
         inputs = None if calibration is None else calibration.inputs_of(index)
@@ -140,17 +151,20 @@ def _write(
             for fold in folds_of(spec, index, inputs):
                 apply(fold, tensors)
         for name, tensor in tensors.items():
-            if name.endswith("_proj.weight") and name not in kept:
+            if _is_quantized(name) and name not in kept:
                 weight = _quantized(tensor, request.kind, group_len, None if inputs is None else inputs.of(name))
-                output.add(stored_tensors(name, weight, dtype))
+                output.add(stored_tensors(stored[name], weight, dtype))
             else:
-                output.add({name: tensor.to(dtype)})
+                output.add({stored[name]: tensor.to(dtype)})
+                plain += [stored[name].removesuffix(".weight")] if tensor.dim() == 2 else []
         on_stage("quantize", index + 1, spec.num_layers)
-    stated = quantization_config(
-        request.kind, group_len, ["lm_head", *sorted(name.removesuffix(".weight") for name in kept)]
-    )
+    stated = quantization_config(request.kind, group_len, plain)
     output.write_json("config.json", config | {"quantization_config": stated})
     _copy_others(checkpoint.source, output)
+
+
+def _is_quantized(name: str) -> bool:
+    return name.endswith("_proj.weight")
 
 
 def _stage(on_stage: OnStage, name: str) -> Progress:
@@ -160,11 +174,11 @@ def _stage(on_stage: OnStage, name: str) -> Progress:
 def _group_len(spec: ModelSpec) -> int:
     """The largest groups of four bits that divide the rows of all matrices: a config states one length. Small models
     lose most by rounding, and get the smallest groups (docs/experiments.md)."""
-    widths = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+    widths = {spec.hidden_size, *(shape[1] for name, shape in spec.tensor_shapes().items() if _is_quantized(name))}
     lengths = _GROUP_LENS if spec.hidden_size >= _MIN_WIDTH_OF_LARGE_GROUPS else _GROUP_LENS[-1:]
     found = next((size for size in lengths if all(width % size == 0 for width in widths)), None)
     if found is None:
-        raise UnsupportedModelError(f"rows of {widths} weights divide into no groups of {lengths[-1]} or more")
+        raise UnsupportedModelError(f"rows of {sorted(widths)} weights divide into no groups of {lengths[-1]} or more")
     return found
 
 

@@ -85,6 +85,11 @@ class Rearranged:
     def file_reader(self) -> FileReader | None:
         return self._files.file_reader
 
+    def stored_names(self) -> dict[str, str] | None:
+        """The name of each of our tensors in the files; None: some are parts of other tensors."""
+        parts = self._parts
+        return {name: part.name for name, part in parts.items()} if all(p.is_whole for p in parts.values()) else None
+
     @cached_property
     def _parts(self) -> dict[str, StoredPart]:
         found = self._files.names()
