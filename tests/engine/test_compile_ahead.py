@@ -38,6 +38,17 @@ MODEL = {
 }
 
 
+MIXTURE = MODEL | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+}
+IN_BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
 @pytest.fixture(autouse=True)
 def as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests compile nothing ahead (`conftest.py`), except these."""
@@ -182,15 +193,17 @@ def test_a_dry_start_keeps_layers_of_every_kind() -> None:
 
 
 @pytest.mark.interpreted  # where there is a GPU, its driver would be used
-@pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
-def test_a_dry_start_imports_neither_sympy_nor_dynamo(tmp_path: Path, quantization: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4", "stored"])
+@pytest.mark.parametrize("model", [MODEL, MIXTURE], ids=["dense", "mixture"])
+def test_a_dry_start_imports_neither_sympy_nor_dynamo(model: dict[str, Any], quantization: str, tmp_path: Path) -> None:
+    config = model | IN_BLOCKS if quantization == "stored" else model
+    (tmp_path / "config.json").write_text(json.dumps(config))
     code = """
 import sys
 from headrace.config import EngineConfig
 from headrace.engine.dry_start import DryStart
 from headrace.hardware import GpuFacts
-quantization = None if sys.argv[2] == "none" else sys.argv[2]
+quantization = None if sys.argv[2] in ("none", "stored") else sys.argv[2]
 config = EngineConfig(model=sys.argv[1], load_format="random", max_model_len=512, quantization=quantization)
 found = []
 launches = DryStart.of(config, GpuFacts("H200", 1 << 37, 1 << 37, (9, 0))).launches(found.append)

@@ -7,7 +7,7 @@ records them). Only for processes that do nothing else: facts about "the GPU" ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +57,8 @@ class _MetaTensors(TorchFunctionMode):
             return _GETTERS[func](args[0])
         if func in _SHAPES and args[0].is_meta:
             return _SHAPES[func](*args, **(kwargs or {}))
+        if func is torch.cat and args[0][0].is_meta:
+            return _joined(*args, **(kwargs or {}))
         if func is torch.Tensor.__getitem__ and args[0].is_meta and (found := _indexed(*args)) is not None:
             return found
         if func is torch.arange:  # its meta version imports sympy
@@ -102,6 +104,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
 
 
+def _batched(x: Tensor, other: Tensor) -> Tensor:
+    return torch.empty((*x.shape[:2], other.shape[2]), dtype=x.dtype, device="meta")
+
+
 def _scaled_linear(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype, **scales: Any) -> Tensor:
     return torch.empty((x.shape[0], weight.shape[1]), dtype=out_dtype, device="meta")
 
@@ -130,6 +136,13 @@ def _where(condition: Tensor, x: Tensor, other: Tensor | float) -> Tensor:
 
 def _like(x: Tensor, *limits: Any, **options: Any) -> Tensor:
     return torch.empty(x.shape, dtype=options.get("dtype") or x.dtype, device="meta")
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    first = parts[0]
+    sizes = [*first.shape]
+    sizes[dim] = sum(part.shape[dim] for part in parts)
+    return torch.empty(sizes, dtype=first.dtype, device="meta")
 
 
 def _shape_of(*operands: object) -> torch.Size:
@@ -171,11 +184,12 @@ def _reduced(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype |
 # `torch._dynamo`, which takes seconds. Operations that are missing here work all the same.
 _SHAPES: dict[Any, Callable[..., Tensor]] = {
     torch.nn.functional.linear: _linear,
+    torch.bmm: _batched,
     torch._scaled_mm: _scaled_linear,
     **dict.fromkeys((torch.Tensor.abs, torch.Tensor.square, torch.Tensor.neg), _like),
     **dict.fromkeys((torch.Tensor.amax, torch.Tensor.amin, torch.Tensor.sum), _reduced),
     **dict.fromkeys((torch.Tensor.clamp_, torch.Tensor.round_, torch.Tensor.square_, torch.Tensor.__ior__), _in_place),
-    **dict.fromkeys((torch.empty_like, torch.zeros_like, torch.Tensor.clamp), _like),
+    **dict.fromkeys((torch.empty_like, torch.zeros_like, torch.full_like, torch.Tensor.clamp), _like),
     **dict.fromkeys((torch.Tensor.__invert__, torch.Tensor.masked_fill), _like),
     **dict.fromkeys((torch.Tensor.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.remainder), _arithmetic),
     **dict.fromkeys((torch.Tensor.__floordiv__, torch.Tensor.__and__, torch.Tensor.__or__), _arithmetic),
