@@ -57,6 +57,7 @@ OWN_KERNELS: dict[str, Part] = {
     "_gate_up": "gemm",  # experts of few tokens
     "_down": "gemm",
     "_multiply_int4": "gemm",
+    "_multiply_int4_experts": "gemm",
     "_multiply_row_int4": "gemm",
     "_multiply_rows_int4": "gemm",  # with the activation after it
     "_multiply_scaled": "gemm",
