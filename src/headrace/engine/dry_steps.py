@@ -40,8 +40,10 @@ def run_steps(runner: Runner, settings: Settings, spec: ModelSpec) -> None:
     prompt_len = min(_PROMPT_LEN, settings.max_model_len - 4, settings.num_blocks * settings.block_size)
     if num_seqs < 1 or prompt_len < 2:
         return
-    for params in (_PARAMS[:1], _PARAMS[:2], _PARAMS)[: 3 if num_seqs == len(_PARAMS) else 1]:
-        _prefill_and_decode(runner, settings, spec, params, prompt_len)
+    _prefill_and_decode(runner, settings, spec, _PARAMS[:1], prompt_len)
+    if num_seqs == len(_PARAMS):
+        for params in (_PARAMS[:2], _PARAMS[2:3], _PARAMS):
+            _prefill_and_decode(runner, settings, spec, params, prompt_len)
 
 
 def _prefill_and_decode(

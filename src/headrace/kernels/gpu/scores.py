@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 4096
+_TOP_BLOCK = 32  # no fewer of the best logits of a chunk than any request may ask for: one kernel for all numbers
 _MIN_FLOAT = tl.constexpr(-3.4028234663852886e38)  # replaces -inf, so that tokens already taken rank below it
 
 
@@ -37,12 +38,12 @@ def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> tuple[Tensor, Ten
     _merge[(num_rows,)](
         logits, tokens, sums, counts, bests, best_ids, chosen, ranks, top_ids, top_values, logits.stride(0), num_chunks,
         num_top, CHUNKS_BLOCK=triton.next_power_of_2(num_chunks),
-        BESTS_BLOCK=triton.next_power_of_2(max(1, num_chunks * num_top)), num_warps=4,
+        BESTS_BLOCK=triton.next_power_of_2(num_chunks * max(num_top, _TOP_BLOCK)), num_warps=4,
     )  # fmt: skip
     return chosen, ranks, top_ids, top_values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _read(
     logits,
     tokens,
@@ -76,7 +77,7 @@ def _read(
         left = tl.where(nth == where, float("-inf"), left)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _merge(
     logits,
     tokens,
