@@ -44,6 +44,8 @@ def run_steps(runner: Runner, settings: Settings, spec: ModelSpec) -> None:
     if num_seqs == len(_PARAMS):
         for params in (_PARAMS[:2], _PARAMS[2:3], _PARAMS):
             _prefill_and_decode(runner, settings, spec, params, prompt_len)
+    if settings.adapters is not None:
+        _prefill_with_adapters(runner, settings)
 
 
 def _prefill_and_decode(
@@ -69,6 +71,20 @@ def _prefill_and_decode(
         own = settings.speculation.config.method == "ngram"
         drafts = Drafts(lens, np.zeros(len(slots), np.int64) if own else None)
         runner.submit(_plan(slots, 2, samples=True, drafts=drafts), masks)
+
+
+def _prefill_with_adapters(runner: Runner, settings: Settings) -> None:
+    """Prompts of all sizes: into how many sums the kernels of adapters divide the width depends on the tokens."""
+    max_len = settings.max_model_len - 1
+    most = min(settings.max_num_batched_tokens, settings.max_num_seqs * max_len)
+    for num_tokens in (*(1 << bits for bits in range(1, most.bit_length())), most):
+        slots = np.arange(-(-num_tokens // max_len))
+        lens = np.diff(np.arange(len(slots) + 1) * num_tokens // len(slots))
+        entries = tuple(
+            replace(_entry(slot, _PARAMS[0], length, settings), adapter=1) for slot, length in enumerate(lens.tolist())
+        )
+        plan = _plan(slots, 0, samples=True)
+        runner.submit(replace(plan, num_tokens=lens, num_batched_tokens=num_tokens, slot_entries=entries))
 
 
 def _plan(slots: IntArray, num_tokens: int, *, samples: bool, drafts: Drafts | None = None) -> StepPlan:
