@@ -1,11 +1,13 @@
-"""Starts a small model on a GPU that is not there, and then runs steps of other requests. Run as a program with the
-engine's settings as JSON; prints the kernels that the start did not launch: a running engine would compile them."""
+"""Starts a small model on a GPU that is not there, as if FlashAttention-3 were installed, and then runs steps of other
+requests. Run as a program with the engine's settings as JSON; prints the kernels that the start did not launch: a
+running engine would compile them."""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +18,7 @@ from headrace.engine import dry_start
 from headrace.engine.dry_start import DryStart
 from headrace.engine.settings import Settings
 from headrace.hardware import GpuFacts
+from headrace.kernels.gpu import flash
 from headrace.models import ModelSpec
 from headrace.steps import Runner, SlotEntry, StepPlan
 from headrace.types import SamplingParams
@@ -40,16 +43,19 @@ REQUESTS = (
     SamplingParams(temperature=0.7, min_p=0.1),
 )
 PROMPT_LENS = (2, 3, 10, 16, 33, 100, 250, 700, 1500, 3000, 7000)
+NUM_COMPUTED = 900  # tokens of the beginning of a prompt
 
 
 def run_steps(runner: Runner, settings: Settings, spec: ModelSpec) -> None:
-    """Prompts of all lengths, and a token after each, with all parameters in turn."""
+    """Prompts of all lengths, some of them the rest of longer ones, and a token after each, with all parameters in
+    turn."""
     for number, length in enumerate(PROMPT_LENS * len(REQUESTS)):
+        num_computed = NUM_COMPUTED * (number // len(PROMPT_LENS) % 2)
         entry = SlotEntry(
             slot=0,
-            token_ids=np.zeros(length, np.int32),
-            num_computed=0,
-            prompt_len=length,
+            token_ids=np.zeros(num_computed + length, np.int32),
+            num_computed=num_computed,
+            prompt_len=num_computed + length,
             end_len=settings.max_model_len,
             seed=0,
             params=REQUESTS[number % len(REQUESTS)],
@@ -70,8 +76,10 @@ def run_steps(runner: Runner, settings: Settings, spec: ModelSpec) -> None:
 
 
 def main(settings: dict[str, object]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         (Path(directory) / "config.json").write_text(json.dumps(MODEL))
+        stack.enter_context(mock.patch.object(flash, "is_available", return_value=True))
+        stack.enter_context(mock.patch.object(flash, "_attend"))
         start = DryStart.of(EngineConfig(model=directory, load_format="random", **settings), GPU)  # type: ignore[arg-type]
         known = set(start.launches())
         with mock.patch.object(dry_start, "run_steps", run_steps):

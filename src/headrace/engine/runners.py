@@ -153,12 +153,19 @@ def measure_step(decoder: Decoder | Encoder, settings: Settings) -> int:
 
     if settings.device != "cuda" or isinstance(decoder, Encoder):
         return 0
+    import torch
+
     from headrace.runner.gpu.memory import measure_step
 
     num_rows = 0 if settings.speculation is None else settings.speculation.max_rows
     num_seqs = max(settings.max_num_seqs, num_rows)
-    uses_flash = settings.attention_backend == "FLASH_ATTN"
-    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs, uses_flash=uses_flash)
+    return measure_step(
+        decoder,
+        num_tokens=settings.max_num_batched_tokens,
+        num_seqs=num_seqs,
+        kv_dtype=getattr(torch, settings.kv_dtype),
+        uses_flash=settings.attention_backend == "FLASH_ATTN",
+    )
 
 
 def load_library_kernels(decoder: Decoder | Encoder, settings: Settings) -> None:

@@ -44,7 +44,7 @@ def gather_contexts(
     return keys, values
 
 
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots", "starts"])
+@triton.jit(do_not_specialize=["table_stride", "num_tokens"], do_not_specialize_on_alignment=["slots", "starts"])
 def _gather_context(
     keys,
     values,

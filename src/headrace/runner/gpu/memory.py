@@ -18,14 +18,16 @@ _BLOCK_SIZE = 16
 
 
 @torch.inference_mode()
-def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int, uses_flash: bool = True) -> int:
+def measure_step(
+    decoder: Decoder, *, num_tokens: int, num_seqs: int, kv_dtype: torch.dtype, uses_flash: bool = True
+) -> int:
     """Peak bytes of a step of `num_tokens` that samples for `num_seqs`, on top of what is allocated now. `uses_flash`:
     contexts are gathered for FlashAttention-3, where it runs."""
     device = decoder.device
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    layout, caches = one_prompt_step(decoder, num_tokens)
+    layout, caches = one_prompt_step(decoder, num_tokens, kv_dtype)
     layout = layout if uses_flash else replace(layout, gatherings=())
     hidden = decoder.hidden(torch.zeros(num_tokens, dtype=torch.int32, device=device), layout, caches)
     del layout, caches
@@ -55,11 +57,13 @@ def release(device: torch.device) -> None:
     torch.cuda.empty_cache()
 
 
-def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops.LayerCache]]:
+def one_prompt_step(
+    decoder: Decoder, num_tokens: int, kv_dtype: torch.dtype
+) -> tuple[StepLayout, list[ops.LayerCache]]:
     """A step of one prompt, whose layers share one small cache, with room to gather the longest contexts."""
     spec, device = decoder.spec, decoder.device
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    cache = decoder.allocate_cache(num_blocks, _BLOCK_SIZE)
+    cache = decoder.allocate_cache(num_blocks, _BLOCK_SIZE, kv_dtype)
     places = torch.arange(num_tokens, device=device)
     starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
     layout = StepLayout(
