@@ -41,6 +41,7 @@ REQUESTS = (
     SamplingParams(temperature=0.7, logprobs=1, top_p=0.9),
     SamplingParams(temperature=0.7, presence_penalty=0.5),
     SamplingParams(temperature=0.7, min_p=0.1),
+    SamplingParams(temperature=0.7, allowed_token_ids=(1, 2, 3)),
 )
 PROMPT_LENS = (2, 3, 10, 16, 33, 100, 250, 700, 1500, 3000, 7000)
 NUM_COMPUTED = 900  # tokens of the beginning of a prompt

@@ -29,7 +29,8 @@ def test_every_published_config_starts_between_two_graph_sizes() -> None:
 @pytest.mark.processes
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
-    "settings", ["{}", '{"enable_lora": true}', '{"kv_cache_dtype": "fp8", "max_model_len": 8000}']
+    "settings",
+    ["{}", '{"max_num_seqs": 1}', '{"enable_lora": true}', '{"kv_cache_dtype": "fp8", "max_model_len": 8000}'],
 )
 def test_no_request_after_a_start_needs_another_kernel(settings: str) -> None:
     """Compiling a kernel takes half a second, in which all requests of the engine wait."""

@@ -19,7 +19,7 @@ _PARAMS = (
     SamplingParams(allowed_token_ids=(1, 2, 3), bad_words_token_ids=((1, 2),)),
     SamplingParams(structured_outputs=StructuredOutputs(choice=("a", "b"))),
 )
-_GRAMMAR_SLOT = len(_PARAMS) - 1
+_ALONE = (*_PARAMS, SamplingParams(logprobs=5, top_p=0.9))  # of an engine with fewer slots, one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,9 @@ def run_steps(runner: Runner, settings: Settings, spec: ModelSpec) -> None:
     prompt_len = min(_PROMPT_LEN, settings.max_model_len - 4, settings.num_blocks * settings.block_size)
     if num_seqs < 1 or prompt_len < 2:
         return
-    _prefill_and_decode(runner, settings, spec, _PARAMS[:1], prompt_len)
-    if num_seqs == len(_PARAMS):
-        for params in (_PARAMS[:2], _PARAMS[2:3], _PARAMS):
-            _prefill_and_decode(runner, settings, spec, params, prompt_len)
+    together = (_PARAMS[:1], _PARAMS[:2], _PARAMS[2:3], _PARAMS)
+    for params in together if num_seqs == len(_PARAMS) else zip(_ALONE, strict=True):
+        _prefill_and_decode(runner, settings, spec, params, prompt_len)
     if settings.adapters is not None:
         _prefill_with_adapters(runner, settings)
 
@@ -52,8 +51,8 @@ def _prefill_and_decode(
     runner: Runner, settings: Settings, spec: ModelSpec, params: tuple[SamplingParams, ...], prompt_len: int
 ) -> None:
     slots = np.arange(len(params))
-    has_grammar = len(params) > _GRAMMAR_SLOT
-    masks = _AllTokens(slots[_GRAMMAR_SLOT:], spec.vocab_size) if has_grammar else None
+    has_grammar = params[-1].structured_outputs is not None
+    masks = _AllTokens(slots[-1:], spec.vocab_size) if has_grammar else None
     half = prompt_len // 2
     entries = tuple(_entry(slot, params[slot], prompt_len, settings) for slot in slots.tolist())
     num_blocks = -(-prompt_len // settings.block_size)
