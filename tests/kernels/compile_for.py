@@ -19,6 +19,7 @@ from headrace.config import EngineConfig
 from headrace.engine.dry_start import DryStart
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts
+from tests.kernels.dependent_launches import broken_rules
 
 CONFIGS = Path(__file__).parents[1] / "models" / "data" / "published_configs.jsonl"
 MEMORY = 1 << 42  # enough for each of them
@@ -112,6 +113,7 @@ def main(capability: tuple[int, int]) -> None:
         compiled = compile_launch(launch)  # from the cache
         facts = {"function": launch.function, "constants": launch.constants, "options": launch.options}
         facts |= {"shared_bytes": compiled.shared_bytes, "types": launch.types}
+        facts["breaks"] = broken_rules(compiled.ptx) if launch.options.get("launch_pdl") else []
         sys.stdout.write(json.dumps(facts) + "\n")
 
 

@@ -48,6 +48,7 @@ def test_every_kernel_compiles_and_fits_without_a_gpu(tmp_path: Path, capability
     assert not too_large
     uses_pdl = any(kernel["options"].get("launch_pdl") for kernel in kernels)
     assert uses_pdl == (float(capability) >= 9.0)
+    assert [kernel["function"] for kernel in kernels if kernel["breaks"]] == []  # the rules of dependent launches
     uses_fp8 = any("fp8" in str(kernel["types"]) for kernel in kernels)
     assert uses_fp8 == (float(capability) >= 8.9)
     if capability == "9.0":
