@@ -268,6 +268,24 @@ def test_weights_that_a_cpu_cannot_multiply_are_dequantized(monkeypatch: pytest.
     assert_linear(ops.pack_quantized(four, None, torch.float32)(x), x, dequantize(four))
 
 
+@needs_panels
+@pytest.mark.skipif(sys.platform != "linux", reason="the settings of glibc's malloc")
+def test_gemms_use_no_memory_that_they_have_freed() -> None:
+    """Reading or writing it ends the process: it is so large that `free` gives it back to the system at once."""
+    code = """
+import torch
+from headrace.kernels import ops
+from headrace.kernels.quantized import quantize_int4, quantize_int8
+weight = torch.randn(8, 65536)
+for quantize in (quantize_int4, quantize_int8):
+    packed = ops.pack_quantized(quantize(weight), None, torch.float32)
+    for num_rows in (1, 8, 64):
+        assert packed(torch.randn(num_rows, 65536)).isfinite().all()
+"""
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
 # The features that the rest of the machine's kernels are compiled without, by the generation of the processor.
 OLDER = {"haswell": ("avx512", "vnni"), "skylake-avx512": ("vnni",)}
 

@@ -128,13 +128,14 @@ def _multiply(pointer: Pointer) -> None:
     quantized = np.empty(a.row_block * a.num_groups * GROUP_BYTES, dtype=np.uint8)
     row_scales = np.empty(a.row_block * a.num_chunks, dtype=np.float32)
     scratch = np.empty(ROW_BLOCK * PANEL, dtype=np.float32)
-    rows, scales = uint8s(quantized.ctypes.data), floats(row_scales.ctypes.data)
     quantized_block = -1
     task = claim(pointer)
     while task < a.num_tasks:
         block, part = divmod(task, a.tasks_per_block)
         first_row, first_panel = block * a.row_block, part * a.panels_per_task
         num_rows = min(a.row_block, a.num_rows - first_row)
+        # Here, and not before the loop: numba frees an array after the last line that names it.
+        rows, scales = uint8s(quantized.ctypes.data), floats(row_scales.ctypes.data)
         if block != quantized_block:
             _quantize_rows(a, rows, scales, first_row, num_rows)
             quantized_block = block

@@ -171,14 +171,15 @@ def _multiply(pointer: Pointer) -> None:
         return
     scratch = np.empty(a.row_block * PANEL, dtype=np.float32)
     own_integers, own_factors = np.empty(0, dtype=np.int16), np.empty(0, dtype=np.float32)
-    integers, factors = a.integers, a.factors
-    if integers == 0:
+    if a.integers == 0:
         own_integers = np.empty(a.num_rows * a.depth, dtype=np.int16)
         own_factors = np.empty(a.num_rows * a.num_groups * 2, dtype=np.float32)
-        integers, factors = int(own_integers.ctypes.data), int(own_factors.ctypes.data)
         for row in range(a.num_rows):
-            _round_row(a, row, integers, factors)
+            _round_row(a, row, int(own_integers.ctypes.data), int(own_factors.ctypes.data))
     while task < a.num_tasks:
+        integers, factors = a.integers, a.factors
+        if integers == 0:  # here, and not before the loop: numba frees an array after the last line that names it
+            integers, factors = int(own_integers.ctypes.data), int(own_factors.ctypes.data)
         block, part = divmod(task, a.tasks_per_block)
         first_row, first_panel = block * a.row_block, part * a.panels_per_task
         num_rows = min(a.row_block, a.num_rows - first_row)
