@@ -75,6 +75,13 @@ def test_files_are_listed_in_pages(client: openai.OpenAI) -> None:
         client.files.list(limit=0)
 
 
+def test_a_query_with_too_many_digits_or_fields_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="limit must be between 1 and 10,000"):
+        client.files.list(extra_query={"limit": "9" * 5000})
+    with pytest.raises(openai.BadRequestError, match="more than 32 fields"):
+        client.files.list(extra_query={f"a{number}": "1" for number in range(33)})
+
+
 def test_an_upload_may_set_its_expiry(client: openai.OpenAI) -> None:
     expiry = {"anchor": "created_at", "seconds": 3600}
     file = client.files.create(file=("a", b"x"), purpose="batch", expires_after=expiry)  # type: ignore[arg-type]

@@ -218,6 +218,8 @@ def test_a_background_stream_can_be_left_and_followed_again(
     server.wait_until(lambda: len(fake.client.requests) == 1)
     server.on_loop(lambda: fake.client.send("Yes"))
     server.on_loop(lambda: fake.client.send(".", reason="stop"))
+    with pytest.raises(openai.BadRequestError, match="starting_after must be an integer"):
+        client.responses.retrieve(id, stream=True, extra_query={"starting_after": "9" * 5000})
     rest = list(client.responses.retrieve(id, stream=True, starting_after=1))
     assert [event.sequence_number for event in (*seen, *rest)] == list(range(len(rest) + 2))
     assert rest[0].type == "response.in_progress" and rest[-1].type == "response.completed"

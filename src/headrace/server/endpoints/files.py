@@ -19,6 +19,8 @@ from headrace.server.services import Services
 PREFIX = "/v1/files/"
 CONTENT = "/content"
 MAX_LISTED = 10_000
+MAX_QUERY_FIELDS = 32
+MAX_DIGITS = 18  # of a number in a query: int() raises an error above 4,300
 BLOCK_BYTES = 256 * 2**10
 
 
@@ -109,13 +111,17 @@ def owner_of(exchange: Exchange) -> str:
 
 
 def query(exchange: Exchange) -> dict[str, str]:
-    given = parse_qs(bytes(exchange.scope.get("query_string", b"")).decode("latin-1"), max_num_fields=32)
+    text = bytes(exchange.scope.get("query_string", b"")).decode("latin-1")
+    try:
+        given = parse_qs(text, max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError:
+        raise bad_request(f"the query has more than {MAX_QUERY_FIELDS} fields") from None
     return {name: values[-1] for name, values in given.items()}
 
 
 def limit_of(given: dict[str, str], *, default: int, most: int) -> int:
     text = given.get("limit", str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
+    if not text.isdecimal() or len(text) > MAX_DIGITS or not 1 <= int(text) <= most:
         raise bad_request(f"limit must be between 1 and {most:,}, got {text[:20]!r}", "limit")
     return int(text)
 

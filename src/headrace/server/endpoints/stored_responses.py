@@ -7,7 +7,7 @@ from headrace.openai.response_items import listed
 from headrace.openai.response_output import ID_PREFIXES
 from headrace.openai.responses import RESPONSE_ID_PREFIX
 from headrace.server.endpoints.background import BackgroundRun
-from headrace.server.endpoints.files import as_list, limit_of, owner_of, query, reply
+from headrace.server.endpoints.files import MAX_DIGITS, as_list, limit_of, owner_of, query, reply
 from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.response_store import StoredResponse
@@ -75,6 +75,7 @@ def _find(services: Services, exchange: Exchange, suffix: str = "") -> StoredRes
 
 
 def _starting_after(text: str) -> int:
-    if not text.removeprefix("-").isdecimal():
+    digits = text.removeprefix("-")
+    if not digits.isdecimal() or len(digits) > MAX_DIGITS:
         raise bad_request(f"starting_after must be an integer, got {text[:20]!r}", "starting_after")
     return max(-1, int(text))
