@@ -63,14 +63,20 @@ class Answer:
         if self.finish_reason is not None:
             return
         tokens = event.token_ids.tolist()
-        self.token_ids += tokens
-        if self._logprobs is not None and event.logprobs is not None:
-            self._logprobs += event.logprobs
-        if event.stop_token_id is not None and not self._params.include_stop_str_in_output:
-            tokens = tokens[:-1]
-        if self._detokenizer is not None:
-            self._emit(self._detokenizer.push(tokens))
-        if event.finish_reason is not None and self.finish_reason is None:
+        hides_stop = event.stop_token_id is not None and not self._params.include_stop_str_in_output
+        num_shown = len(tokens) - hides_stop
+        # A step with drafts gives several tokens, and a stop string may end the answer before the last of them.
+        num_at_once = len(tokens) if self._stops is None else 1
+        for start in range(0, len(tokens), max(1, num_at_once)):
+            end = start + num_at_once
+            self.token_ids += tokens[start:end]
+            if self._logprobs is not None and event.logprobs is not None:
+                self._logprobs += event.logprobs[start:end]
+            if self._detokenizer is not None:
+                self._emit(self._detokenizer.push(tokens[start : min(end, num_shown)]))
+            if self.finish_reason is not None:
+                return
+        if event.finish_reason is not None:
             self._flush()
             self.finish_reason = self.finish_reason or event.finish_reason
             if event.stop_token_id is not None and event.stop_token_id not in eos_token_ids:
