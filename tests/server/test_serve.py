@@ -152,6 +152,7 @@ def test_a_request_ends_at_its_deadline(engine: LimitedEngine, options: dict[str
         headers = {} if options else {"X-Request-Timeout": "0.05"}
         answer = await made.complete(headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, "request_timeout")
+        assert "after its 0.05 seconds" in answer.json()["error"]["message"]
         await until(waiting(made, 0))
         assert made.server.queue.num_in_flight == 0
 

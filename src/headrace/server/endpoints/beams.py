@@ -14,7 +14,7 @@ from headrace.monitor.times import RequestMeter
 from headrace.openai.errors import UNSUPPORTED, bad_request
 from headrace.openai.sampling import AnswerLimit
 from headrace.openai.schema.common import SamplingFields
-from headrace.server.endpoints.generation import cache_salt, deadline
+from headrace.server.endpoints.generation import cache_salt, deadline_of
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Reservation, Services
 from headrace.types import CompletionOutput, Request, SamplingParams
@@ -83,7 +83,7 @@ async def search_beams(
     relay = Relay()
     reason, num_generated = "abort", 0
     try:
-        with exchange.watched_by(relay, deadline_s=deadline(services, exchange, arrived)):
+        with exchange.watched_by(relay, deadline=deadline_of(services, exchange, arrived)):
             reservation.started()
             found = await services.engine.beam_search(
                 prompt,

@@ -25,7 +25,7 @@ from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.common import StreamOptions
 from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.http.errors import ApiError, ClientGoneError
-from headrace.server.http.exchange import Exchange, too_late
+from headrace.server.http.exchange import Deadline, Exchange, too_late
 from headrace.server.request_queue import Overloaded
 from headrace.server.services import Reservation, Services
 from headrace.types import BACKGROUND_PRIORITY, Request, SamplingParams, SequenceEvent
@@ -210,11 +210,11 @@ async def run_stream(
         meters[position].take(event)
 
     stream = open_stream(on_timing=on_timing)
-    deadline_s = deadline(services, exchange, arrived)
+    deadline = deadline_of(services, exchange, arrived)
     reason = "error"
     try:
-        with exchange.watched_by(stream.event_queue, deadline_s=deadline_s):
-            async with _place_in_engine(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
+        with exchange.watched_by(stream.event_queue, deadline=deadline):
+            async with _place_in_engine(services, exchange, size=size, priority=first.priority, deadline=deadline):
                 with stream:
                     if services.engine.num_engines > 1:
                         for meter, each in zip(meters, requests, strict=True):
@@ -243,7 +243,7 @@ def note_tokens(exchange: Exchange, requests: Sequence[Running]) -> None:
 
 @asynccontextmanager
 async def _place_in_engine(
-    services: Services, exchange: Exchange, *, size: int, priority: int, deadline_s: float | None
+    services: Services, exchange: Exchange, *, size: int, priority: int, deadline: Deadline | None
 ) -> AsyncIterator[None]:
     """Hold a place in the engine under dynamic batching. Waiting for one ends at the request's deadline."""
     if services.dispatcher is None:
@@ -252,17 +252,18 @@ async def _place_in_engine(
     timeout_s = seconds_in(exchange.scope["headers"], QUEUE_TIMEOUT)
     async with AsyncExitStack() as place:
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(None if deadline is None else deadline.left_s):
                 await place.enter_async_context(
                     services.dispatcher.enter(size=size, priority=priority, timeout_s=timeout_s)
                 )
         except TimeoutError:
-            raise too_late(deadline_s or 0.0) from None
+            assert deadline is not None
+            raise too_late(deadline) from None
         yield
 
 
-def deadline(services: Services, exchange: Exchange, arrived: float) -> float | None:
+def deadline_of(services: Services, exchange: Exchange, arrived: float) -> Deadline | None:
     limit = services.options.request_timeout_s
     if services.deadline_s is not None:
         limit = services.deadline_s(exchange.scope)
-    return None if limit is None else max(0.0, limit - (monotonic() - arrived))
+    return None if limit is None else Deadline(limit, max(0.0, limit - (monotonic() - arrived)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.engine.event_queue import EventQueue
 from headrace.server.http.errors import ApiError, ClientGoneError, error_body
@@ -28,6 +28,13 @@ class BodyPart(Protocol):
         ...
 
     def write(self, data: bytes) -> None: ...
+
+
+class Deadline(NamedTuple):
+    """When a request is given up."""
+
+    limit_s: float  # from its arrival
+    left_s: float
 
 
 class Exchange:
@@ -143,13 +150,13 @@ class Exchange:
             await self.fail_stream(error)
 
     @contextmanager
-    def watched_by(self, event_queue: EventQueue, *, deadline_s: float | None = None) -> Iterator[None]:
+    def watched_by(self, event_queue: EventQueue, *, deadline: Deadline | None = None) -> Iterator[None]:
         """Let a disconnect and the deadline end the event queue while inside."""
         loop = asyncio.get_running_loop()
         watching = loop.create_task(self._watch(event_queue))
         timer = None
-        if deadline_s is not None:
-            timer = loop.call_later(deadline_s, event_queue.end, too_late(deadline_s))
+        if deadline is not None:
+            timer = loop.call_later(deadline.left_s, event_queue.end, too_late(deadline))
         try:
             yield
         finally:
@@ -163,10 +170,10 @@ class Exchange:
         event_queue.end(ClientGoneError("the client has disconnected"))
 
 
-def too_late(seconds: float) -> ApiError:
+def too_late(deadline: Deadline) -> ApiError:
     return ApiError(
         504,
-        f"the request was given up after its {seconds:g} seconds; allow it more time, or ask for less",
+        f"the request was given up after its {deadline.limit_s:g} seconds; allow it more time, or ask for less",
         type="timeout_error",
         code="request_timeout",
     )
