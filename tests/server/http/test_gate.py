@@ -283,6 +283,16 @@ def test_a_body_over_the_limit_is_refused_however_it_is_sent(headers: dict[str, 
     assert bench.echo.scopes == [] and bench.refused == ["body_too_long"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "zstd, gzip"])
+def test_a_compressed_body_is_refused_by_name(encoding: str) -> None:
+    headers = {"Content-Length": "5", "Content-Encoding": encoding}
+    answer = GateBench().ask(method="POST", headers=headers, body=[b"01234"])
+    assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
+    assert encoding in answer.error["message"]
+    plain = {"Content-Length": "5", "Content-Encoding": "identity"}
+    assert GateBench().ask(method="POST", headers=plain, body=[b"01234"]).status == 200
+
+
 def test_a_body_that_does_not_arrive_times_out() -> None:
     bench = GateBench(read_timeout_s=0.01)
     answer = bench.ask(method="POST", headers={"Content-Length": "10"}, body=[b"01234"], ends=False)

@@ -104,6 +104,7 @@ class Gate:
                 await self._answer_preflight(scope, answer)
                 return
         scope["headrace"] |= self._identify(scope)
+        _check_encoding(scope)
         if not _has_body(scope) or scope["path"] in self._streamed_paths:
             await self._app(scope, receive, answer.send)
             return
@@ -329,6 +330,18 @@ def _request_id(scope: Scope) -> str:
 
 def _has_body(scope: Scope) -> bool:
     return _header(scope, b"transfer-encoding") is not None or _content_length(scope) > 0
+
+
+def _check_encoding(scope: Scope) -> None:
+    encoding = _header(scope, b"content-encoding") or b"identity"
+    if _has_body(scope) and encoding.lower() != b"identity":
+        shown = _printable(encoding[:20].decode("latin-1"))
+        raise ApiError(
+            415,
+            f"the body has the Content-Encoding {shown}; send it uncompressed",
+            code="unsupported_media_type",
+            headers={"Accept-Encoding": "identity"},
+        )
 
 
 def _content_length(scope: Scope) -> int:
