@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.jobs.store import journal as journal_module
 from headrace.server.batch import runner as runner_module
+from headrace.server.batch.records import Batch
+from headrace.server.batch.runner import BatchRunner
 from headrace.server.batch.store import BatchStore
 from tests.engine.process.process_tools import wait_until
 from tests.server.batch.batch_server import (
@@ -183,15 +186,24 @@ def test_a_more_urgent_batch_overtakes_the_one_that_runs(
 
 @pytest.mark.slow
 def test_a_batch_goes_on_after_a_restart_of_the_server(
-    engine: LimitedEngine, config: EngineConfig, tmp_path: Path
+    engine: LimitedEngine, config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line(str(number), max_tokens=30, ignore_eos=True) for number in range(40)]
+    long = [line(f"long-{number}", max_tokens=400, ignore_eos=True) for number in range(30)]
+    lines = [line("short"), *long]
     with serving_batches(engine, config, tmp_path) as server, server.client() as client:
         batch = create(client, lines)
         wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)  # type: ignore[union-attr]
+    counted, begun = [], BatchRunner._begun
+
+    def counts_first(runner: BatchRunner, batch: Batch, stop: Callable[[], None]) -> None:
+        counted.append(runner.counts_now(batch))
+        begun(runner, batch, stop)
+
+    monkeypatch.setattr(BatchRunner, "_begun", counts_first)
     with serving_batches(engine, config, tmp_path) as server, server.client() as client:
         batch = wait_for(client, batch.id, "completed", "failed")
-        assert batch.status == "completed" and batch.request_counts.completed == 40
+        assert counted[0] is not None and counted[0].completed > 0
+        assert batch.status == "completed" and batch.request_counts.completed == 31
         assert results(client, batch.output_file_id).keys() == {each["custom_id"] for each in lines}
 
 

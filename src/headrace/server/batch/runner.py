@@ -91,6 +91,8 @@ class BatchRunner:
         self._deadlines: dict[str, Deadline] = {}
         self._retry_at: dict[str, float] = {}  # batches that wait after a failure
         self._reasons: dict[str, str] = {}  # why they wait, as logged
+        # Of jobs that go on: a run removes the status of the one before, and writes its own a second later.
+        self._counts_before: dict[str, Counts] = {}
         self._started_at, self._started_monotonic = clock(), time.monotonic()
         self._swept_at = self._started_monotonic
         self._threads = [
@@ -136,7 +138,7 @@ class BatchRunner:
         try:
             status = read_status(self._job(batch.id) / STATUS_NAME)
         except JobError:
-            return None
+            return self._counts_before.get(batch.id)
         num_failed = sum((status.error_lines or {}).values())
         return Counts(batch.counts.total, max(0, status.lines_done - num_failed), num_failed)
 
@@ -274,6 +276,9 @@ class BatchRunner:
     def _run_job(self, batch: Batch) -> Status | None:
         """Run the job of a batch as far as it goes. Returns the final state of the batch; None: it goes on later."""
         starts = self._start_for(batch)
+        counts = self.counts_now(batch)
+        if counts is not None:
+            self._counts_before[batch.id] = counts
         try:
             run_job(
                 self._spec(batch, num_workers=len(starts)),
@@ -435,4 +440,5 @@ class BatchRunner:
         self._deadlines.pop(batch_id, None)
         self._retry_at.pop(batch_id, None)
         self._reasons.pop(batch_id, None)
+        self._counts_before.pop(batch_id, None)
         shutil.rmtree(self._store.job_path(batch_id), ignore_errors=True)
