@@ -55,9 +55,9 @@ class HeadraceServer:
             reason,
         )
 
-    def refuse(self, count: int) -> None:
+    def refuse(self, count: int, reason: str = "queue_full") -> None:
         for _ in range(count):
-            self._metrics.refused("queue_full")
+            self._metrics.refused(reason)
 
     def lag(self, seconds: float) -> None:
         self._metrics.loop_lag(seconds)

@@ -97,6 +97,16 @@ def test_the_aliases_on_our_page_are_not_counted_twice() -> None:
     assert (seen.output_tokens, seen.num_refused) == (500, 3)
 
 
+def test_only_requests_that_are_refused_because_of_load_count() -> None:
+    server = HeadraceServer()
+    before = server.scrape()
+    for reason in ("auth", "not_found", "validation"):
+        server.refuse(2, reason)
+    assert evidence_of_pages(before, server.scrape(), seconds=1.0, origin="x").num_refused == 0
+    server.refuse(1, "queue_tokens")
+    assert evidence_of_pages(before, server.scrape(), seconds=1.0, origin="x").num_refused == 1
+
+
 @pytest.mark.parametrize(("share", "rules"), [(0.98, ["memory-high"]), (0.9, []), (None, [])])
 def test_the_memory_share_of_headrace_is_judged(share: float | None, rules: list[str]) -> None:
     server = HeadraceServer(memory_share=share)

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import Cumulative, Histogram, growth
 from headrace.errors import HeadraceError
+from headrace.monitor.alerts import OVERLOAD_REASONS
 from headrace.plan.gpus import Gpu
 from headrace.plan.shape import ModelShape
 from headrace.scrape.names import common_names
@@ -30,6 +31,7 @@ _DRAFTS = {
     "accepted_tokens": "spec_decode_num_accepted_tokens_total",
 }
 _FINISHED = ("headrace:requests_finished_total", "vllm:request_success_total")
+_REFUSED = "headrace:requests_refused_total"
 _ENGINE_TIME = "headrace:engine_seconds_total"
 _EVICTED = "headrace:evicted_tokens_total"
 _RESTARTS = "headrace:engine_restarts_total"
@@ -41,7 +43,6 @@ _COUNTED = {  # field of the evidence: common name of bench's reader
     "prefix_hit_tokens": "prefix_hit_tokens",
     "recomputed_tokens": "num_recomputed_tokens",
     "num_steps": "num_steps",
-    "num_refused": "num_refused",
 }
 
 
@@ -150,6 +151,7 @@ def evidence_of_snapshots(
         num_requests=finished,
         num_answered=None if finished is None else finished - (failed or 0.0),
         num_failed=failed,
+        num_refused=_num_refused(old, new),
         host_seconds=_growth_where(old, new, _ENGINE_TIME, "part", "host"),
         wait_seconds=_growth_where(old, new, _ENGINE_TIME, "part", "wait"),
         evicted_tokens=_growth(old, new, _EVICTED),
@@ -208,6 +210,14 @@ def _gauge(old: Snapshot, new: Snapshot, names: Sequence[str], field: str) -> fl
                 return max(max(values) for values in pages)
             return sum(map(sum, pages)) / 2
     return None
+
+
+def _num_refused(old: Snapshot, new: Snapshot) -> float | None:
+    """Because of too much load: a wrong key, path or parameter says nothing about the server's speed."""
+    if _REFUSED in new.samples:
+        return sum(_growth_where(old, new, _REFUSED, "reason", reason) or 0.0 for reason in OVERLOAD_REASONS)
+    refused = new.counters.get("num_refused")
+    return None if refused is None else refused - old.counters.get("num_refused", 0.0)
 
 
 def _drafts(old: Snapshot, new: Snapshot, name: str) -> float | None:
