@@ -170,6 +170,17 @@ def test_during_a_restart_requests_are_refused_and_closing_does_not_wait(start: 
     supervisor.close()
 
 
+def test_a_restart_that_closing_ends_is_not_reported_as_a_failure(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = start()
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: supervisor.num_restarts == 1)
+    supervisor.close()
+    assert "could not be restarted" not in caplog.text
+
+
 def test_after_too_many_restarts_it_stays_dead(start: Start, inbox: Inbox) -> None:
     supervisor = start(Supervision(restarts=RestartPolicy(max_starts=1, first_delay_s=0.0)))
     supervisor.submit(make_request("fatal", cores.RAISE))

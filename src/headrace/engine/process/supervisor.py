@@ -307,6 +307,8 @@ class EngineSupervisor:
             try:
                 self._start_again()
             except HeadraceError as error:
+                if self._closing.is_set():
+                    return
                 _log.error("%s could not be restarted: %s", self._name, error)
                 self._failure = error
             else:
