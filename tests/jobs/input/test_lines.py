@@ -358,6 +358,8 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "ignore_eos text": ({"prompt": "a", "ignore_eos": "yes"}, "invalid_type", "true or false"),
     "too many answers": ({"prompt": "a", "n": 1000}, "invalid_request", "between 1 and 128"),
     "top_logprobs alone": ({"prompt": "a", "top_logprobs": 2}, "invalid_request", "needs logprobs"),
+    "more logprobs than an API gives": ({"prompt": "a", "logprobs": 21}, "invalid_request", "between 0 and 20, got 21"),
+    "logprobs of the whole vocabulary": ({"prompt": "a", "logprobs": -1}, "invalid_request", "between 0 and 20"),
     "logprobs text": (
         {"prompt": "a", "logprobs": "yes"},
         "invalid_type",

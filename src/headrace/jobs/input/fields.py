@@ -22,6 +22,7 @@ from headrace.openai.sampling import (
     Limits,
     chat_limit,
     chat_params,
+    check_logprobs,
     completion_limit,
     completion_params,
 )
@@ -132,6 +133,7 @@ def read_plain(given: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingPa
         return chat_params(request, _PLAIN_LIMITS, limit, defaults=defaults)
     if request.top_logprobs is not None:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    check_logprobs("logprobs", request.logprobs, _PLAIN_LIMITS)
     return chat_params(request, _PLAIN_LIMITS, limit, defaults=defaults, logprobs=request.logprobs)
 
 
