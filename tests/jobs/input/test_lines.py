@@ -233,6 +233,7 @@ def test_a_plain_line_reads_the_salt_and_the_effort_as_openai_lines_do() -> None
     assert plain.cache_salt == batch.cache_salt == "tenant"
     assert plain.template_options == batch.template_options == {"a": 1, "reasoning_effort": "low"}
     assert good({"prompt": "Hi", "cache_salt": "tenant"}).cache_salt == "tenant"
+    assert good({"prompt": "Hi", "chat_template_kwargs": {}}).template_options == {}
 
 
 @pytest.mark.parametrize(
@@ -240,11 +241,12 @@ def test_a_plain_line_reads_the_salt_and_the_effort_as_openai_lines_do() -> None
     [
         ({"prompt": "Hi", "reasoning_effort": "low"}, "reasoning_effort"),
         ({"messages": [{"role": "user"}], "reasoning_effort": 3}, "reasoning_effort"),
+        ({"prompt": "Hi", "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"prompt": "Hi", "cache_salt": 3}, "cache_salt"),
         ({"prompt": "Hi", "cache_salt": ""}, "cache_salt"),
     ],
 )
-def test_a_bad_salt_or_effort_of_a_plain_line_is_refused(given: dict[str, Any], param: str) -> None:
+def test_a_bad_salt_or_template_variable_of_a_plain_line_is_refused(given: dict[str, Any], param: str) -> None:
     assert bad(given).error.param == param
 
 

@@ -354,11 +354,13 @@ def _read_prompt(fields: Mapping[str, Any]) -> str | list[int]:
 
 def _template_options(fields: Mapping[str, Any], messages: Messages | None) -> dict[str, Any]:
     options, effort = fields.get("chat_template_kwargs"), fields.get("reasoning_effort")
-    if effort is not None:
-        if messages is None:
-            raise RequestError("reasoning_effort needs messages: it is for the chat template", param="reasoning_effort")
-        if not isinstance(effort, str):
-            raise RequestError(f"reasoning_effort must be text, got {_kind(effort)}", param="reasoning_effort")
+    if messages is None:
+        for name, value in (("reasoning_effort", effort), ("chat_template_kwargs", options or None)):
+            if value is not None:
+                raise RequestError(f"{name} needs messages: it is for the chat template", param=name)
+        return {}
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError(f"reasoning_effort must be text, got {_kind(effort)}", param="reasoning_effort")
     if options is None:
         return template_variables(None, effort)
     if not isinstance(options, dict):
