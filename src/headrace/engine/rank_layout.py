@@ -13,11 +13,10 @@ from headrace.models.shards import Shards, check_divisible, check_stages
 from headrace.models.spec import ModelSpec
 
 # What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. For GPUs
-# rough figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink. For CPUs measured on
-# two cores, with Gloo (docs/parallelism.md).
+# rough figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink. A sum over ranks on a
+# CPU was measured on two cores, with Gloo (docs/parallelism.md).
 GPU_BYTES_PER_S = 3e12
 GPU_ALL_REDUCE_S = 15e-6
-CPU_BYTES_PER_S = 1.4e10
 CPU_ALL_REDUCE_S = 4.3e-4
 MAX_WAIT_SHARE = 0.2  # of a step, for sums over the ranks; above it, a warning
 SHARE_GPUS_VARIABLE = "HEADRACE_RANKS_SHARE_GPUS"  # "1": ranks may share a GPU, over Gloo; for tests
@@ -136,24 +135,22 @@ class RankLayout:
 
     def _warn_about_sums(self, warn: Warn) -> None:
         """A small model gains less from several devices than it loses by waiting for them."""
-        size = self._size
-        weights = self._spec.num_params * (2 if self._on_gpu else 4)
-        sums = 2 * self._spec.num_layers + 2
-        one_s = weights / (GPU_BYTES_PER_S if self._on_gpu else CPU_BYTES_PER_S)
+        size, sums = self._size, 2 * self._spec.num_layers + 2
         waits_s = sums * (GPU_ALL_REDUCE_S if self._on_gpu else CPU_ALL_REDUCE_S)
-        # Ranks on one CPU share its cores and its memory, so the computation takes as long as before.
-        all_s = waits_s + (one_s / size if self._on_gpu else one_s)
-        if self._on_gpu and waits_s < MAX_WAIT_SHARE * all_s:
+        if not self._on_gpu:
+            warn(
+                f"tensor_parallel_size={size}: {sums} sums over the ranks are predicted to add {1e3 * waits_s:.1f} ms "
+                "to each decode step, and nothing is gained where ranks share the cores and the memory; on one CPU it "
+                "is for tests; leave it at 1"
+            )
+            return
+        one_s = 2 * self._spec.num_params / GPU_BYTES_PER_S
+        all_s = waits_s + one_s / size
+        if waits_s < MAX_WAIT_SHARE * all_s:
             return
         gain = f"{one_s / all_s:.1f} times as fast" if all_s < one_s else f"slower by {all_s / one_s - 1:.0%}"
-        device = "GPU" if self._on_gpu else "rank"
         warn(
             f"tensor_parallel_size={size}: a decode step of this model is predicted to take {1e3 * all_s:.1f} ms on "
-            f"{size} {device}s and {1e3 * one_s:.1f} ms on one ({gain}), since {sums} sums over the ranks take "
-            f"{1e3 * waits_s:.1f} ms; "
-            + (
-                f"{size} engines with tensor_parallel_size=1 answer more requests"
-                if self._on_gpu
-                else "on one CPU it is for tests; leave it at 1"
-            )
+            f"{size} GPUs and {1e3 * one_s:.1f} ms on one ({gain}), since {sums} sums over the ranks take "
+            f"{1e3 * waits_s:.1f} ms; {size} engines with tensor_parallel_size=1 answer more requests"
         )
