@@ -144,7 +144,7 @@ class Precision:
     def _check_fp8(self, what: str) -> None:
         gpu = self._facts.gpu
         if not self._on_gpu or gpu is None:
-            raise ConfigError(f"{what} needs a GPU; a CPU computes in float32")
+            raise ConfigError(f"{what} needs a GPU: {self._why_cpu_widens}")
         if gpu.capability < FP8_CAPABILITY:
             raise ConfigError(
                 f"{what} needs a GPU of compute capability {dotted(FP8_CAPABILITY)} or more, and {gpu.name} has "

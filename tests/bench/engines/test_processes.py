@@ -212,7 +212,12 @@ def test_the_environment_is_added_to() -> None:
             "bad_setting",
             "ModelConfig Value error, 9 is greater",
         ),
-        (1, "headrace: error: quantization='fp8' needs a GPU; a CPU computes in float32", "bad_setting", "needs a GPU"),
+        (
+            1,
+            "headrace: error: quantization='fp8' needs a GPU: this CPU computes in float32",
+            "bad_setting",
+            "needs a GPU",
+        ),
         (1, "ModuleNotFoundError: No module named 'vllm'", "not_installed", "vllm"),
         (-11, "step 5", "crash", "step 5"),
         (1, "", "crash", ""),
