@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.cli.main import main
-from headrace.errors import ConfigError, UnsupportedModelError
+from headrace.errors import ConfigError, HeadraceError, UnsupportedModelError
 from headrace.kernels.quantized import Kind, QuantizedWeight, dequantize, quantize, quantize_fp8, quantize_int4
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.quantize import calibrate
@@ -195,6 +195,44 @@ def test_texts_are_read_from_prompts_messages_and_plain_lines(tmp_path: Path) ->
     lines = ['{"prompt": "one"}', '{"messages": [{"role": "user", "content": "two"}]}', "", "three"]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     assert read_texts(tmp_path / "data.jsonl") == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('\ufeff{"prompt": "one"}', "one"),
+        ('{"text": "a\u2028b"}', "a\u2028b"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": "two"}]}]}', "two"),
+        ('{"messages": [{"role": "assistant", "content": null}, "x"]}', "\n"),
+        ('{"custom_id": "1", "body": {"prompt": "three"}}', "three"),
+        ('{"body": "four"}', '{"body": "four"}'),
+    ],
+)
+def test_any_line_of_json_gives_a_text(line: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert read_texts(tmp_path / "data.jsonl") == [text]
+
+
+def test_texts_that_cannot_be_used_are_refused_before_the_model_is_loaded(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.parquet").write_bytes(b"PAR1\xff")
+    with pytest.raises(ConfigError, match=r"data.parquet is not text in UTF-8 \(byte 4\); give lines of text"):
+        read_texts(tmp_path / "data.parquet")
+    stages: set[str] = set()
+    request = Request(str(model), "int4", tmp_path / "out", data=["too short"])
+    with pytest.raises(ConfigError, match=r"the text to calibrate with has .* tokens, and 512 are needed at least"):
+        quantize_checkpoint(request, lambda name, done, total: stages.add(name))
+    assert not stages and not (tmp_path / "out.partial").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HeadraceError, match=r"file/out.partial cannot be written: Not a directory"):
+        OutputDirectory(tmp_path / "file" / "out")
+    output = OutputDirectory(tmp_path / "out")
+    output.add({"a": torch.ones(100)})
+    output.partial.rmdir()
+    with pytest.raises(HeadraceError, match=r"out.partial cannot be written: .*No such file"):
+        output.complete()
 
 
 def test_the_command_prints_the_loss(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

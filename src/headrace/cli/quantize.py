@@ -54,7 +54,7 @@ def build_parser() -> CommandParser:
         "-o", "--output", required=True, type=Path, metavar="DIR", help="a directory that does not exist"
     )
     parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="texts to calibrate int8 (SmoothQuant) and int4 (GPTQ) with"
+        "--data", type=Path, metavar="FILE", help="texts to calibrate with: int8 by SmoothQuant, fp8 and int4 by GPTQ"
     )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute")
     parser.add_argument("--no-evaluate", action="store_true", help="do not measure the loss")

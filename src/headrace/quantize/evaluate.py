@@ -36,11 +36,13 @@ def embedded_text() -> str:
     return "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
 
 
-def windows_of(token_ids: list[int], num_windows: int, window_len: int = WINDOW_LEN) -> Tensor:
+def windows_of(
+    token_ids: list[int], num_windows: int, window_len: int = WINDOW_LEN, *, text: str = "the text"
+) -> Tensor:
     """Returns [windows, window_len] int32: as many windows as the text fills."""
     count = min(num_windows, len(token_ids) // window_len)
     if count == 0:
-        raise ConfigError(f"the text has {len(token_ids)} tokens, and {window_len} are needed at least")
+        raise ConfigError(f"{text} has {len(token_ids)} tokens, and {window_len} are needed at least")
     return torch.tensor(token_ids[: count * window_len], dtype=torch.int32).view(count, window_len)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.files import sync_directory
 
 _MAX_FILE_BYTES = 4 << 30
@@ -31,7 +33,8 @@ class OutputDirectory:
         self._files: list[list[str]] = []  # names of tensors in each file
         self._num_bytes = 0
         shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True)
+        with self._writing():
+            self.partial.mkdir(parents=True)
 
     @property
     def num_bytes(self) -> int:
@@ -46,10 +49,12 @@ class OutputDirectory:
         self._num_bytes += size
 
     def copy(self, source: Path) -> None:
-        shutil.copyfile(source, self.partial / source.name)
+        with self._writing():
+            shutil.copyfile(source, self.partial / source.name)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        (self.partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with self._writing():
+            (self.partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def complete(self) -> None:
         """Writes what is left: from now on the partial directory can be read."""
@@ -58,18 +63,32 @@ class OutputDirectory:
 
     def publish(self) -> None:
         """Gives the complete directory its name."""
-        for path in self.partial.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_directory(self.partial)
-        self.partial.rename(self._path)
-        sync_directory(self._path.parent)
+        with self._writing():
+            for path in self.partial.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_directory(self.partial)
+            self.partial.rename(self._path)
+            sync_directory(self._path.parent)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise HeadraceError(
+                f"{self.partial} cannot be written: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
     def _write_file(self) -> None:
         from safetensors.torch import save_file
 
         if self._tensors:
-            save_file(self._tensors, self.partial / f"part-{len(self._files)}.safetensors", metadata={"format": "pt"})
+            path = self.partial / f"part-{len(self._files)}.safetensors"
+            with self._writing():
+                save_file(self._tensors, path, metadata={"format": "pt"})
             self._files.append(list(self._tensors))
             self._tensors = {}
 

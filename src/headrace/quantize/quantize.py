@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.errors import UnsupportedModelError
+from headrace.errors import ConfigError, UnsupportedModelError
 from headrace.kernels.quantized import Kind, QuantizedWeight, quantize, quantize_int4
 from headrace.models import Checkpoint, Decoder, load_decoder, open_checkpoint
 from headrace.models.quantized import kept_in_16_bits
@@ -68,11 +68,12 @@ def quantize_checkpoint(request: Request, on_stage: OnStage = lambda name, done,
     """Writes the quantized checkpoint to `request.output`, which must not exist, and returns its report."""
     checkpoint = open_checkpoint(request.model, revision=request.revision)
     config = _checked_config(checkpoint, has_data=request.data is not None)
+    windows = None if request.data is None else _calibration_windows(request.data, checkpoint)
     output = OutputDirectory(request.output)
     decoder = _load(checkpoint, request.device, _stage(on_stage, "load"))
     kept = kept_in_16_bits(checkpoint.spec.num_layers) & checkpoint.spec.tensor_shapes().keys()
     before = _scores(decoder, checkpoint, on_stage, "evaluate the original") if request.evaluates else None
-    calibration = None if request.data is None else _calibration(decoder, checkpoint, request, on_stage)
+    calibration = None if windows is None else _calibration(decoder, windows, request, on_stage)
     del decoder
     _write(checkpoint, config, request, calibration, kept, output, on_stage)
     del calibration
@@ -112,10 +113,12 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str] | None:
     return weights.stored_names() if isinstance(weights, Rearranged) else {name: name for name in weights.names()}
 
 
-def _calibration(decoder: Decoder, checkpoint: Checkpoint, request: Request, on_stage: OnStage) -> Calibration:
-    assert request.data is not None
-    ids = load_tokenizer(checkpoint.text).encode("\n".join(request.data)[:_TEXT_CHARACTERS])
-    windows = windows_of(ids, _NUM_CALIBRATION_WINDOWS)
+def _calibration_windows(texts: list[str], checkpoint: Checkpoint) -> Tensor:
+    ids = load_tokenizer(checkpoint.text).encode("\n".join(texts)[:_TEXT_CHARACTERS])
+    return windows_of(ids, _NUM_CALIBRATION_WINDOWS, text="the text to calibrate with")
+
+
+def _calibration(decoder: Decoder, windows: Tensor, request: Request, on_stage: OnStage) -> Calibration:
     return Calibration(decoder, windows, _stage(on_stage, "calibrate"), has_moments=request.kind != "int8")
 
 
@@ -237,7 +240,16 @@ def _evaluated_with(request: Request) -> str:
 
 def read_texts(path: Path) -> list[str]:
     """Reads texts to calibrate with: lines of JSON with `text`, `prompt` or `messages`, or plain lines."""
-    return [_text_of(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not text in UTF-8 (byte {error.start}); give lines of text, or of JSON with text, prompt or "
+            "messages"
+        ) from error
+    return [_text_of(line) for line in lines if line.strip()]
 
 
 def _text_of(line: str) -> str:
@@ -245,9 +257,17 @@ def _text_of(line: str) -> str:
         content = json.loads(line)
     except ValueError:
         return line
+    if isinstance(content, dict) and isinstance(content.get("body"), dict):
+        content = content["body"]
     if not isinstance(content, dict):
         return line
-    body = content.get("body", content)
-    if isinstance(body.get("messages"), list):
-        return "\n".join(str(message.get("content", "")) for message in body["messages"])
-    return str(body.get("text", body.get("prompt", line)))
+    if isinstance(content.get("messages"), list):
+        return "\n".join(_message_text(message) for message in content["messages"])
+    return next((value for name in ("text", "prompt") if isinstance(value := content.get(name), str)), line)
+
+
+def _message_text(message: Any) -> str:
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
