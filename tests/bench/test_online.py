@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.bench.load import ClosedLoop, OpenLoop
 from headrace.bench.load.null_server import Behaviour, null_server
-from headrace.bench.online import Measured, loads_of, measure_online, num_requests_of, part_of, series_of
+from headrace.bench.online import Measured, loads_of, measure_online, num_requests_of, part_of, series_of, warm_up_of
 from headrace.bench.outcomes import Outcome
 from headrace.bench.record import read_records, read_rows, write_record
 from headrace.bench.slo import Slo
-from headrace.bench.workloads import WorkloadSpec, build
+from headrace.bench.workloads import BenchRequest, WorkloadSpec, build
 from tests.bench.engines_for_tests import FakeRunning
 
 SMALL = build(WorkloadSpec(name="random", num_requests=40, input_len=6, output_len=5))
@@ -63,6 +64,19 @@ def test_levels_take_different_requests_until_there_are_no_more() -> None:
     assert (is_repeated, is_repeated_too) == (False, True)
     assert first.requests == SMALL.requests[:30]
     assert list(second.requests) == [*SMALL.requests[30:], *SMALL.requests[:20]]
+
+
+def test_no_measured_prompt_is_sent_before_its_level() -> None:
+    chat = BenchRequest(output_len=40, messages=[{"role": "user", "content": "Hi there"}, {"role": "user"}], due_s=1.0)
+    text = BenchRequest(output_len=5, prompt="One two")
+    warm_up = warm_up_of(replace(SMALL, requests=[*SMALL.requests, chat, text])).requests
+    assert [request.output_len for request in warm_up] == [5] * 14 + [16, 5]
+    for request, measured_one in zip(warm_up[:14], SMALL.requests[-14:], strict=True):
+        assert isinstance(request.prompt, list) and isinstance(measured_one.prompt, list)
+        assert request.prompt[0] != measured_one.prompt[0]
+        assert sorted(request.prompt) == sorted(measured_one.prompt)
+    assert warm_up[14].messages == [{"role": "user", "content": "i thereH"}, {"role": "user"}]
+    assert (warm_up[14].prompt, warm_up[14].due_s, warm_up[15].prompt) == (None, None, "ne twoO")
 
 
 def test_a_closed_loop_without_a_length_has_four_requests_per_client() -> None:

@@ -133,10 +133,29 @@ def num_requests_of(load: Load) -> int | None:
 
 
 def warm_up_of(workload: Workload) -> Workload:
-    """The last requests of the workload, cut short: the first ones are measured."""
+    """The last requests of the workload with short answers, and with other prompts: a server whose prefix cache cannot
+    be emptied must not find a measured prompt in it."""
     few = workload.requests[-WARM_UP_REQUESTS:]
-    short = [msgspec.structs.replace(r, output_len=min(WARM_UP_TOKENS, r.output_len), due_s=None) for r in few]
+    short = [
+        msgspec.structs.replace(
+            request,
+            output_len=min(WARM_UP_TOKENS, request.output_len),
+            due_s=None,
+            prompt=None if request.prompt is None else _turned(request.prompt),
+            messages=None if request.messages is None else [_other_message(each) for each in request.messages],
+        )
+        for request in few
+    ]
     return replace(workload, requests=short)
+
+
+def _other_message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return message | {"content": _turned(content)} if isinstance(content, str) else message
+
+
+def _turned(prompt: Any) -> Any:  # text or token ids, the first one at the end
+    return prompt[1:] + prompt[:1]
 
 
 def level_of(load: Load, result: LoadResult, slo: Slo | None) -> dict[str, Any]:
