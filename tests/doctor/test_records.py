@@ -137,6 +137,14 @@ def test_a_job_is_judged_by_the_time_under_its_bottlenecks(limit: str, rule: str
     assert diagnosis.limit.gain == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("limit", ["reading", "host"])
+def test_the_start_of_a_job_that_is_mostly_tail_is_no_problem(limit: str) -> None:
+    summary = job_summary(limited_by_seconds={limit: 40.0, "tail": 60.0})
+    diagnosis = diagnose(evidence_of_record(summary, origin="s.json"))
+    assert diagnosis.outcome == "nothing wrong"
+    assert diagnosis.limit is not None and diagnosis.limit.rule == "job-tail"
+
+
 def test_an_older_summary_without_these_seconds_says_so() -> None:
     summary = job_summary()
     del summary["limited_by_seconds"], summary["wait_seconds_per_step"]

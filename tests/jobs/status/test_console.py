@@ -210,6 +210,10 @@ def test_the_time_under_each_bottleneck_is_counted() -> None:
         writing = 0.9 * second if second <= 4 else 0.0
         measure(gauge, stats(), planner, Tally(), has_ended=False, writing_seconds=writing)
     assert gauge.seconds_by_limit == {"reading": 2.0, "disk": 4.0}
+    clock.now = 6.5
+    status = measure(gauge, stats(), planner, Tally(), state="finished")
+    assert gauge.seconds_by_limit == {"reading": 2.0, "disk": 4.0, "tail": 0.5}
+    assert status.limited_by is status.limited_because is None
 
 
 def test_time_left_follows_from_the_tokens_left() -> None:

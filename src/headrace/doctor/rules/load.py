@@ -130,8 +130,8 @@ def disk_bound(evidence: Evidence) -> Finding | None:
 
 def tokenizer_bound(evidence: Evidence) -> Finding | None:
     share = limited_share(evidence, "reading")
-    if share < MIN_LIMITED_SHARE:
-        return None
+    if share < MIN_LIMITED_SHARE or share < limited_share(evidence, "tail"):
+        return None  # a job that is mostly tail is too short for its start to count
     return Finding(
         severity="problem",
         title="the job is limited by reading and tokenizing its input",

@@ -72,9 +72,8 @@ class JobMeter:
         measured_at = self._snapshots[-1].at if self._snapshots else self._started_at
         self._take(now)
         first, scheduler, seconds = self._snapshots[0], stats.scheduler, now.at - self._started_at
-        bottleneck = self._bottleneck(first, now, planner, has_ended) if state == "running" else None
-        if bottleneck is not None:
-            self.seconds_by_limit[bottleneck.limit] += now.at - measured_at
+        bottleneck = self._bottleneck(first, now, planner, has_ended)
+        self.seconds_by_limit[bottleneck.limit] += now.at - measured_at
         left = self._tokens_left(stats, tally, planner, num_total) if state == "running" else None
         gpu_seconds, price = self._gpu_seconds(seconds), self._facts.gpu_price
         return JobStatus(
@@ -106,8 +105,8 @@ class JobMeter:
             seconds_left=None
             if left is None
             else seconds_left(left, self._costs, step_seconds=_step(first, now) * self._facts.num_workers),
-            limited_by=None if bottleneck is None else bottleneck.limit,
-            limited_because=None if bottleneck is None else bottleneck.reason,
+            limited_by=bottleneck.limit if state == "running" else None,
+            limited_because=bottleneck.reason if state == "running" else None,
             gpu_seconds=gpu_seconds,
             cost=None if gpu_seconds is None or price is None else price * gpu_seconds / 3600,
         )
