@@ -45,6 +45,11 @@ class AdapterLimits:
     max_rank: int
 
 
+def check_adapter_names(names: Iterable[str], model_names: Iterable[str]) -> None:
+    for taken in set(names).intersection(model_names):
+        raise ConfigError(f"lora_modules: {taken!r} is the name of the model; choose another one for the adapter")
+
+
 def adapter_paths(given: Modules | None) -> dict[str, str]:
     """The directory of each adapter by name, from `lora_modules` in any of its forms."""
     if given is None:

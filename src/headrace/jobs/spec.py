@@ -10,6 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from headrace.adapters import check_adapter_names
 from headrace.config import MAX_ENGINES, EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.formats import Source, open_source
@@ -72,6 +73,7 @@ class JobSpec:
             raise ConfigError("redo keeps the other lines and overwrite discards them; give one")
         if not self.is_durable and (self.keep_order or self.redo is not None):
             raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
+        check_adapter_names(self.config.adapter_paths, self.model_names or (self.config.model,))
         check_parser_names(self.parser_names)
         SamplingParams(**self.defaults)  # refuses values that no line could use
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
+from headrace.adapters import check_adapter_names
 from headrace.config import EngineConfig
 from headrace.doctor.readers.shapes import shape_of_sizes
 from headrace.engine.async_engine import AsyncEngine
@@ -72,7 +73,7 @@ def serve(
 ) -> int:
     """Serve until a signal. Bad settings are refused before the model is loaded. `on_ready` is awaited when the engine
     is ready, before connections are accepted. `terminal` shows the stage of the start that runs."""
-    _check_adapter_names(config, options)
+    check_adapter_names(config.adapter_paths, options.model_names or (config.model,))
     keys = Keys(options, print_line=print_line, secret=_salt_secret(config))
     check_tls(options)
     _refuse_sleep_on_nodes(config, options)
@@ -114,12 +115,6 @@ def _salt_secret(config: EngineConfig) -> bytes | None:
     except OSError as error:
         path, reason = config.kv_offload_path, reason_of(error)
         raise ConfigError(f"kv_offload_path={path!r} cannot be used ({reason}); give another directory") from error
-
-
-def _check_adapter_names(config: EngineConfig, options: ServerOptions) -> None:
-    taken = set(config.adapter_paths).intersection(options.model_names or (config.model,))
-    if taken:
-        raise ConfigError(f"lora_modules: {taken.pop()!r} is the name of the model; choose another one for the adapter")
 
 
 def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:

@@ -16,7 +16,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from headrace.config import EngineConfig
-from headrace.errors import JobError
+from headrace.errors import ConfigError, JobError
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from tests.engine.adapters import merged, save_adapter
@@ -101,3 +101,8 @@ def test_a_job_that_was_killed_goes_on_with_the_same_adapters_and_no_others(
     run_job(fresh, quiet=True)
     once = [json.loads(line) for line in Path(fresh.output).read_text().splitlines()]
     assert resumed == {line["index"]: line["text"] for line in once}
+
+
+def test_an_adapter_with_the_name_of_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'.*/model' is the name of the model; choose another one for the adapter"):
+        job_of(tmp_path, tmp_path / "in.jsonl", f"{tmp_path / 'model'}=a")
