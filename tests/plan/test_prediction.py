@@ -67,6 +67,19 @@ def test_what_does_not_fit_names_the_numbers_and_the_ways_out() -> None:
         assert part in ways
 
 
+def test_the_cache_of_all_replicas_is_named_everywhere() -> None:
+    settings = PlanSettings(num_gpus=8)
+    found = predict("llama-3.1-405b", "H100", CHAT, settings)
+    (int4,) = (
+        each for each in in_other_formats(found.model, found.gpu, CHAT, settings) if each.precision.label == "INT4"
+    )
+    total = int4.memory.cache_tokens * int4.layout.replicas
+    assert int4.layout.replicas == 2
+    assert any(f"leave room for {total:,} tokens of cache" in way for way in ways_out(found, settings))
+    written = document(int4, formats=[], compared=[], ways_out=[], probe=None)
+    assert written["plan"]["capacity"]["cache_tokens"] == total
+
+
 def test_requests_longer_than_the_context_or_the_cache_do_not_fit() -> None:
     long = uniform(5000, 100, num_requests=4)
     assert "max_model_len is 4,096" in (predict("llama-2-7b", "H100", long).problem or "")

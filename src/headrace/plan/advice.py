@@ -69,7 +69,7 @@ def _by_format(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
         if each.fits:
             yield (
                 f"{each.precision.label}: weights of {each.memory.weights / 2**30:,.1f} GiB leave room for "
-                f"{each.memory.cache_tokens:,} tokens of cache"
+                f"{each.memory.cache_tokens * each.layout.replicas:,} tokens of cache"
             )
 
 

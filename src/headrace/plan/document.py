@@ -108,7 +108,7 @@ def _of_memory(memory: Memory) -> dict[str, Any]:
 def _capacity(prediction: Prediction) -> dict[str, Any]:
     memory, replicas = prediction.memory, prediction.layout.replicas
     return {
-        "cache_tokens": memory.cache_tokens,
+        "cache_tokens": memory.cache_tokens * replicas,
         "longest_context": memory.longest_context,
         "max_model_len": memory.max_model_len,
         "sequences_of_workload": memory.concurrency(mean_len(prediction.workload)) * replicas,
