@@ -161,8 +161,8 @@ def _max_reasoning_tokens(asked: int | None, kind: type[ReasoningParser] | None,
         raise bad_request(f"thinking_token_budget must be at least 0, or -1 for no limit, got {asked}", BUDGET)
     if kind is None:
         raise bad_request(
-            "thinking_token_budget needs a format of reasoning, and none is known for this model: start the server "
-            "with --reasoning-parser, or leave it out",
+            "thinking_token_budget needs a format of reasoning, and none is known for this model: start with "
+            "--reasoning-parser, or leave it out",
             BUDGET,
         )
     can_start = kind.starts_inside or tokenizer.single_id(kind.starts()[0]) is not None
