@@ -76,6 +76,7 @@ def test_misuse_of_llm_is_refused_with_one_message(llm: LLM, call: Callable[[LLM
         ({"skip_special_tokens": None}, "skip_special_tokens must be True or False, got None"),
         ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output must be True or False, got 'no'"),
         ({"stop": 5}, "stop must be non-empty text or a list of it, got 5"),
+        ({"stop": [""]}, "stop must be non-empty text or a list of it, got ['']"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids, got 5"),
         ({"stop_token_ids": "ab"}, "stop_token_ids must be a list of token ids, got 'ab'"),
     ],

@@ -135,7 +135,7 @@ class SamplingParams:
 
     def _check_stops(self) -> None:
         if not all(isinstance(text, str) and text for text in self.stop):
-            raise refusal("stop", self.stop, "non-empty text or a list of it")
+            raise refusal("stop", list(self.stop), "non-empty text or a list of it")
         for token in self.stop_token_ids:
             check_integer("stop_token_ids", token, low=0, high=MAX_INT32)
         if self.stop and not self.detokenize:

@@ -92,7 +92,8 @@ def test_a_row_without_a_column_is_an_error_line() -> None:
     assert "is null" in str(bad({"text": None}, prompt="{text}"))
     assert "not a JSON list of messages" in str(bad({"m": "Hi"}, messages_column="m"))
     assert "must be a list of messages" in str(bad({"m": 1}, messages_column="m"))
-    assert "at least one message" in str(bad({"m": []}, messages_column="m"))
+    for system in (None, "Be brief."):
+        assert "at least one message" in str(bad({"m": []}, messages_column="m", system=system))
 
 
 def test_with_a_template_a_line_in_request_format_is_data() -> None:

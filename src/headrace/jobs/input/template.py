@@ -146,6 +146,8 @@ def _messages(row: Mapping[str, Any], column: str) -> list[Any]:
             raise RequestError(f"column {column!r} is text, but not a JSON list of messages", param=column) from None
     if not isinstance(value, list):
         raise RequestError(f"column {column!r} must be a list of messages", param=column)
+    if not value:
+        raise RequestError(f"column {column!r} must have at least one message", param=column)
     return value
 
 

@@ -91,7 +91,10 @@ class CheckReport:
         ]
         if self.num_bad:
             rows.append(("errors", ", ".join(f"{code} {count:,}" for code, count in self.errors.most_common())))
-        rows += [("note", f"{note} ({count:,} lines)") for note, count in self.notes.most_common()]
+        rows += [
+            ("note", f"{note} ({count:,} {'line' if count == 1 else 'lines'})")
+            for note, count in self.notes.most_common()
+        ]
         if self.free_bytes is not None and self.max_output_bytes > self.free_bytes:
             rows.append(("note", "the disk may become full before the end"))
         return rows
