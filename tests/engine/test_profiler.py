@@ -69,6 +69,18 @@ def test_answers_are_the_same_while_a_profile_is_recorded(llm: LLM, tmp_path: Pa
     assert generate(llm) == plain
 
 
+def test_stopping_makes_no_object_of_each_event(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take seconds in which no step runs."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("events were processed")
+
+    monkeypatch.setattr("torch.autograd.profiler.profile._ensure_function_events", refuse)
+    llm.start_profile(directory=tmp_path)
+    generate(llm)
+    assert llm.stop_profile()["trace_bytes"] > 0
+
+
 def test_a_second_start_and_a_stop_without_a_start_are_refused(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ProfilerError, match="no profile is being recorded"):
         llm.stop_profile()

@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -208,7 +209,9 @@ class EngineProfiler:
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self._settings.device == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        profiler = torch.profiler.profile(activities=kinds, acc_events=True)  # without it, torch 2.11 warns
+        # With acc_events, stopping would make an object of each event: several seconds without a step.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+        profiler = torch.profiler.profile(activities=kinds, acc_events=False)
         profiler.start()
         return profiler
 
