@@ -111,23 +111,17 @@ class Decoder:
         With `kept` (indexes of tokens), returns only these: for the others the last layer only stores keys and values.
         A stage before the last one takes no `kept`, and sends the residual stream to the next stage.
         """
-        return self.through_layers(self.embedded(token_ids, layout), layout, caches, kept)
-
-    def embedded(self, token_ids: Tensor, layout: StepLayout) -> Tensor:
-        """[T] -> [T, H]: returns what the first layer reads."""
-        residual = self.embeddings(token_ids)
-        return residual if self.positions is None else residual.add_(self.positions.index_select(0, layout.positions))
-
-    def through_layers(
-        self, residual: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
-    ) -> Tensor:
-        """Runs the layers on what `embedded` returned, which is changed. As `hidden` otherwise."""
-        x, residual = self._run_layers(residual, layout, caches, kept)
+        x, residual = self._run_layers(self.embedded(token_ids, layout), layout, caches, kept)
         residual = residual if x is None else ops.add_to(residual, x)
         if not self.is_last_stage:
             assert self.stages is not None
             self.stages.send(residual)
         return residual
+
+    def embedded(self, token_ids: Tensor, layout: StepLayout) -> Tensor:
+        """[T] -> [T, H]: returns what the first layer reads."""
+        residual = self.embeddings(token_ids)
+        return residual if self.positions is None else residual.add_(self.positions.index_select(0, layout.positions))
 
     def _run_layers(
         self, residual: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None

@@ -15,7 +15,7 @@ To add a sampling parameter:
 
 1. Add a field to `types.SamplingParams`, with its default and its check.
 2. Write `sampling/<feature>.py`: `params` names the field, `columns` its values on the device, `is_used` and
-   `settings` read it, and `apply` (or `mark`) does the work. With default columns it must change nothing.
+   `settings` read it, and `apply` does the work. With default columns it must change nothing.
 3. Register it in `features.py`, where the order counts. A parameter that no feature implements goes into
    `HANDLED_ELSEWHERE` there instead.
 4. Test it in `tests/sampling`. `test_parameters.py` fails if a field is missing from steps 2 and 3.

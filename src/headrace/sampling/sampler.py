@@ -98,7 +98,7 @@ class Sampler:
         self._columns.send()
 
     def is_plain(self, slots: IntArray) -> bool:
-        """Tells whether these slots need only temperature, filters, seed and finish checks."""
+        """Tells whether these slots need only temperature, filters, a seed and ends."""
         return not (self._uses_more_than_plain.any() and self._uses_more_than_plain[slots].any())
 
     def has_filters(self, slots: IntArray) -> bool:
