@@ -14,6 +14,7 @@ from headrace.models.shards import Shards
 from headrace.models.spec import ModelSpec
 from headrace.models.weight_sizes import COPY_ROWS, WeightSizes, weight_sizes
 from tests.models.quantized_checkpoints import CONFIG, MIXTURE_CONFIG, compressed
+from tests.models.test_published_configs import CONFIGS
 
 SPEC = replace(spec_from_config(CONFIG), num_layers=2)
 
@@ -54,6 +55,13 @@ def test_a_gpu_keeps_experts_in_int8_in_16_bits() -> None:
     assert (num_weights + num_others) * 1.4 < saved["int4"] < (num_weights + num_others) * 1.5
     on_cpu = [weight_sizes(Shards(spec, Mesh()), element_bytes=4, kind=kind).layers[0] for kind in ("int8", None)]
     assert on_cpu[0] < on_cpu[1] * 0.3
+
+
+def test_a_cpu_keeps_interleaved_gates_as_they_are() -> None:
+    spec = replace(spec_from_config(CONFIGS["openai/gpt-oss-20b"]), num_layers=1)
+    gates = 32 * 2 * 2880 * 2880  # of 32 experts
+    on_gpu, on_cpu = (weight_sizes(Shards(spec, Mesh()), element_bytes=size, kind="int4").layers[0] for size in (2, 4))
+    assert on_gpu < gates < 4 * gates < on_cpu
 
 
 @pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert"])

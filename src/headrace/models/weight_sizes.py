@@ -96,7 +96,8 @@ def _is_packed(name: str, shape: Shape, kind: Kind, *, at_load: bool, on_cpu: bo
     if not name.endswith("_proj.weight") or name.endswith(".kv_b_proj.weight"):
         return False
     if ".experts." in name:
-        return kind != "int8" or on_cpu  # a GPU has no kernel for experts in INT8
+        # A GPU has no kernel for experts in INT8; a CPU packs none whose gate and up are interleaved.
+        return not name.endswith(".gate_up_proj.weight") if on_cpu else kind != "int8"
     return kind != "fp8" or not at_load or all(size % _MULTIPLE == 0 for size in shape)
 
 

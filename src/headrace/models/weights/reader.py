@@ -194,21 +194,24 @@ class WeightReader:
     def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
-        if not interleaved and (packed := self._quantized_experts(names)) is not None:
+        if (packed := self._quantized_experts(names, interleaved=interleaved)) is not None:
             return packed
         stack = self._stack(names, "weight", interleaved=interleaved)
         packed = ops.pack_experts(stack, as_fp8=self._quantization == "fp8")
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
 
-    def _quantized_experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts | None:
+    def _quantized_experts(self, names: list[tuple[str, ...]], *, interleaved: bool) -> ops.PackedExperts | None:
         """None: they are read in the type of the activations, and if the layers are in FP8, rounded to it."""
-        if self._takes_groups:
+        weight: Fp8Weight | Int4Weight | None = None
+        if not self._takes_groups and self._quantization == "int4":
+            weight = self._experts_in_four_bits(names, interleaved=interleaved)
+        elif interleaved:
+            return None
+        elif self._takes_groups:
             return self._each_expert(names) if self._keeps_stored or self._quantization is not None else None
-        if self._keeps_stored:
+        elif self._keeps_stored:
             weight = self._stored_experts(names)
-        else:
-            weight = self._experts_in_four_bits(names) if self._quantization == "int4" else None
         packed = None if weight is None else ops.pack_quantized_experts(weight, len(names), self._dtype)
         if packed is not None and weight is not None:
             self.num_bytes += _bytes_of(weight)
@@ -225,8 +228,8 @@ class WeightReader:
             self._count_read(stored.values.numel())
         return stored
 
-    def _experts_in_four_bits(self, names: list[tuple[str, ...]]) -> Int4Weight | None:
-        parts = self._stack(names, "weight", interleaved=False).split(_EXPERTS_AT_ONCE)
+    def _experts_in_four_bits(self, names: list[tuple[str, ...]], *, interleaved: bool) -> Int4Weight | None:
+        parts = self._stack(names, "weight", interleaved=interleaved).split(_EXPERTS_AT_ONCE)
         weight = concatenate([quantize(part.flatten(0, 1), "int4") for part in parts])
         assert weight is None or isinstance(weight, Int4Weight)
         return weight
